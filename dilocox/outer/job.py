@@ -1,0 +1,130 @@
+"""The messages of one fragment in one sync."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from dilocox_kernels.wire import HEADER_BYTES, Header, WireError, pack_header, unpack
+from torch import Tensor
+
+from dilocox.errors import DriftError, SyncFailed
+from dilocox.outer.exchange.protocol import Received
+from dilocox.outer.fragments import CHUNK_ELEMENTS, Fragment
+from dilocox.outer.merge.mean import Merge
+from dilocox.outer.roles import Roles
+from dilocox.outer.state import FragmentState
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What an island did since the last sync, for weighted merges; equal on all its lanes."""
+
+    tokens: int = 0
+    steps: int = 0
+    documents: int = 0
+
+
+class SyncJob:
+    """A fragment's messages in one sync; implements `exchange.protocol.Job`."""
+
+    def __init__(
+        self,
+        state: FragmentState,
+        index: int,
+        values: Sequence[Tensor],
+        *,
+        number: int,
+        fingerprint: int,
+        island: int,
+        roles: Roles,
+        progress: Progress,
+    ) -> None:
+        self.state = state
+        self.fragment: Fragment = state.fragment
+        self.merge: Merge = roles.merge
+        self.number = number
+        self.sum_of_squares = 0.0
+        self.finite = True
+        self._index = index
+        self.values = list(values)
+        self._fingerprint = fingerprint
+        self._island = island
+        self._roles = roles
+        self._progress = progress
+        self._checksum = state.checksum
+        self._kept: dict[tuple[int, int, int], Tensor] = {}
+        self._scratch = torch.empty(min(CHUNK_ELEMENTS, self.fragment.numel), device=state.device)
+
+    def encoded(self, start: int, stop: int) -> Tensor:
+        if (0, start, stop) not in self._kept:
+            delta = self._scratch[: stop - start]
+            self._roles.payload.read(self.state, self.values, start, stop, delta)
+            self._encode(delta, 0, start, stop, flagged=False)
+        return self._kept[0, start, stop]
+
+    def merged(self, start: int, stop: int, received: Sequence[Received]) -> Tensor:
+        if (1, start, stop) not in self._kept:
+            delta = torch.empty(stop - start, device=self.state.device)
+            weights = self.merge.weights([message.header for message in received])
+            self.merge.combine(self._roles.codec, [message.body for message in received], weights, delta)
+            self._encode(delta, 1, start, stop, flagged=any(message.header.nonfinite for message in received))
+        return self._kept[1, start, stop]
+
+    def _encode(self, delta: Tensor, hop: int, start: int, stop: int, flagged: bool) -> None:
+        codec = self._roles.codec
+        body = torch.empty(codec.encoded_bytes(stop - start), dtype=torch.uint8, device=self.state.device)
+        committed, pending = self.state.residuals[hop].at(start, stop)
+        norms = codec.encode(delta, committed, body, pending)
+        self.finite = self.finite and norms.finite
+        if hop == 0:
+            self.sum_of_squares += norms.sum_of_squares
+        message = self.buffer(start, stop)
+        message[HEADER_BYTES:].copy_(body)
+        pack_header(
+            Header(
+                nonfinite=flagged or not norms.finite,
+                fingerprint=self._fingerprint,
+                number=self.number,
+                island=self._island,
+                fragment=self._index,
+                hop=hop,
+                start=start,
+                numel=stop - start,
+                tokens=self._progress.tokens,
+                steps=self._progress.steps,
+                documents=self._progress.documents,
+                checksum=self._checksum,
+            ),
+            message,
+        )
+        self._kept[hop, start, stop] = message
+
+    def buffer(self, start: int, stop: int) -> Tensor:
+        return torch.empty(HEADER_BYTES + self._roles.codec.encoded_bytes(stop - start), dtype=torch.uint8)
+
+    def accept(self, message: Tensor, *, island: int, hop: int, start: int, stop: int) -> Received:
+        where = f"fragment {self.fragment.name}, message of island {island}"
+        try:
+            header, body = unpack(message)
+        except WireError as error:
+            raise SyncFailed(f"{where}: {error}") from error
+        expected = (self._fingerprint, self.number, island, self._index, hop, start, stop - start)
+        got = (
+            header.fingerprint,
+            header.number,
+            header.island,
+            header.fragment,
+            header.hop,
+            header.start,
+            header.numel,
+        )
+        if got != expected:
+            raise SyncFailed(
+                f"{where}: (settings, sync, island, fragment, hop, start, elements) = {got}, expected {expected}"
+            )
+        if header.checksum != self._checksum:
+            raise DriftError(
+                f"{where}: its anchor after the last sync has checksum {header.checksum:016x}, this island's has "
+                f"{self._checksum:016x}. The islands have come apart; resume all of them from their last checkpoint"
+            )
+        return Received(header, body if self.state.device.type == "cpu" else body.to(self.state.device))

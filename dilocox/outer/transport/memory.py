@@ -1,0 +1,142 @@
+"""Islands inside one process: an in-memory transport, and the turns that its threads take.
+
+K islands run the same training loop in K threads, strictly one at a time: a thread that must wait for a message
+passes the turn to the next island, in a fixed cyclic order, and goes on when the turn comes back and the message is
+there. So a run is deterministic, K islands can share one Megatron world (every rank switches islands at the same
+points of the program), and the global state of a process (random number generators) can be put away and taken up
+at each switch.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from torch import Tensor
+
+from dilocox.errors import SyncFailed
+
+
+class Turns:
+    """Lets `islands` threads run one at a time; `save`/`restore` carry a process's global state over a switch."""
+
+    def __init__(self, islands: int, save: Callable[[], object], restore: Callable[[object], None]) -> None:
+        self.islands = islands
+        self._save = save
+        self._restore = restore
+        self._changed = threading.Condition()
+        self._turn = 0
+        self._running = set(range(islands))
+        self.failure: tuple[int, BaseException] | None = None
+        """The island that failed first and its error; everybody else stops with SyncFailed."""
+
+    def start(self, island: int) -> None:
+        """Wait for this island's first turn."""
+        with self._changed:
+            self._wait_for_turn(island)
+
+    def until(self, island: int, ready: Callable[[], bool], waiting_for: str) -> None:
+        """Pass the turn on until `ready()`; raises SyncFailed when nobody is left who could make it so."""
+        while not ready():
+            state = self._save()
+            with self._changed:
+                if self._running == {island}:
+                    raise SyncFailed(f"island {island} waits for {waiting_for}, but all other islands have ended")
+                self._pass_on(island)
+                self._wait_for_turn(island)
+            self._restore(state)
+
+    def end(self, island: int, error: BaseException | None = None) -> None:
+        """This island's thread is done, well or not; the next one goes on."""
+        with self._changed:
+            if error is not None and self.failure is None:
+                self.failure = (island, error)
+            self._running.discard(island)
+            self._pass_on(island)
+
+    def _pass_on(self, island: int) -> None:
+        later = [(island + step) % self.islands for step in range(1, self.islands + 1)]
+        self._turn = next((i for i in later if i in self._running), island)
+        self._changed.notify_all()
+
+    def _wait_for_turn(self, island: int) -> None:
+        self._changed.wait_for(lambda: self._turn == island or self.failure is not None)
+        if self.failure is not None:
+            raise SyncFailed(f"island {self.failure[0]} failed")
+
+
+class Hub:
+    """The mailboxes of one lane group in memory, shared by its islands."""
+
+    def __init__(self, turns: Turns) -> None:
+        self.turns = turns
+        self.boxes: dict[tuple[int, int], deque[Tensor]] = {
+            (source, target): deque() for source in range(turns.islands) for target in range(turns.islands)
+        }
+
+
+class MemoryTransport:
+    """Messages through a Hub. `send` copies, so a sender's buffer is free at once."""
+
+    def __init__(self, hub: Hub, island: int) -> None:
+        self.island = island
+        self.islands = hub.turns.islands
+        self.bytes_sent = 0
+        self.bytes_received = 0
+        self._hub = hub
+
+    def send(self, peer: int, message: Tensor) -> "_Sent":
+        self._hub.boxes[self.island, peer].append(message.clone())
+        self.bytes_sent += message.numel()
+        return _Sent()
+
+    def receive(self, peer: int, buffer: Tensor) -> "_Awaited":
+        self.bytes_received += buffer.numel()
+        return _Awaited(self._hub, self.island, peer, buffer)
+
+    def close(self) -> None:
+        """Nothing to release: the boxes belong to the hub."""
+
+
+class _Sent:
+    def wait(self, deadline: float) -> None:
+        """A message in memory is delivered when it is sent."""
+
+
+class _Awaited:
+    def __init__(self, hub: Hub, island: int, peer: int, buffer: Tensor) -> None:
+        self._hub, self._island, self._peer, self._buffer = hub, island, peer, buffer
+
+    def wait(self, deadline: float) -> None:
+        box = self._hub.boxes[self._peer, self._island]
+        self._hub.turns.until(self._island, lambda: bool(box), f"a message of island {self._peer}")
+        message = box.popleft()
+        if message.numel() != self._buffer.numel():
+            raise SyncFailed(
+                f"island {self._peer} sent {message.numel()} bytes where {self._buffer.numel()} were expected"
+            )
+        self._buffer.copy_(message)
+
+
+class MemoryLaneGroup:
+    """One lane of K islands in one process; there is nothing that could break, hence nothing to rebuild."""
+
+    def __init__(self, hub: Hub, *, island: int, lane: str) -> None:
+        self.island = island
+        self.islands = hub.turns.islands
+        self.name = lane
+        self._transport = MemoryTransport(hub, island)
+
+    @property
+    def transport(self) -> MemoryTransport:
+        return self._transport
+
+    def rebuild(self) -> None:
+        raise SyncFailed("islands in one process share its memory: there is no connection to rebuild")
+
+    def close(self) -> None:
+        self._transport.close()
+
+
+def alone(lane: str) -> MemoryLaneGroup:
+    """The lane group of a single island: no peers, nothing is ever sent."""
+    return MemoryLaneGroup(Hub(Turns(1, save=lambda: None, restore=lambda _: None)), island=0, lane=lane)
