@@ -314,7 +314,9 @@ def _explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
 def _known_fields() -> list[str]:
     def walk(node: Any, prefix: str) -> list[str]:
         keys = [f"{prefix}{key}" for key in node]
-        nested = [walk(node._get_node(key), f"{prefix}{key}.") for key in node if OmegaConf.is_config(node._get_node(key))]
+        nested = [
+            walk(node._get_node(key), f"{prefix}{key}.") for key in node if OmegaConf.is_config(node._get_node(key))
+        ]
         return keys + [name for names in nested for name in names]
 
     return walk(OmegaConf.structured(Config), "")
@@ -369,10 +371,15 @@ def _check_model(model: ModelConfig) -> None:
         )
     if (model.hidden_size // model.heads) % 2:
         raise ConfigError(
-            "model.heads", model.heads, "gives an odd head size, which RoPE cannot rotate", "Change heads or hidden_size"
+            "model.heads",
+            model.heads,
+            "gives an odd head size, which RoPE cannot rotate",
+            "Change heads or hidden_size",
         )
     if model.heads % model.kv_heads:
-        raise ConfigError("model.kv_heads", model.kv_heads, f"does not divide heads={model.heads}", "Change one of them")
+        raise ConfigError(
+            "model.kv_heads", model.kv_heads, f"does not divide heads={model.heads}", "Change one of them"
+        )
     if model.sequence_length > model.max_position:
         raise ConfigError(
             "model.sequence_length",

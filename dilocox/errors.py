@@ -25,7 +25,7 @@ class HandshakeError(DilocoxError):
     """Islands that must not train together: names the setting in which they differ and both values."""
 
 
-class SyncFailed(DilocoxError):
+class SyncError(DilocoxError):
     """A sync that did not complete; anchor, outer optimiser and residuals are as they were before it."""
 
 

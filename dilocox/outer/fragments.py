@@ -13,7 +13,6 @@ no block of a codec crosses a tensor or an owner's boundary. The gaps hold zeros
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup

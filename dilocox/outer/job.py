@@ -7,7 +7,7 @@ import torch
 from dilocox_kernels.wire import HEADER_BYTES, Header, WireError, pack_header, unpack
 from torch import Tensor
 
-from dilocox.errors import DriftError, SyncFailed
+from dilocox.errors import DriftError, SyncError
 from dilocox.outer.exchange.protocol import Received
 from dilocox.outer.fragments import CHUNK_ELEMENTS, Fragment
 from dilocox.outer.merge.mean import Merge
@@ -107,7 +107,7 @@ class SyncJob:
         try:
             header, body = unpack(message)
         except WireError as error:
-            raise SyncFailed(f"{where}: {error}") from error
+            raise SyncError(f"{where}: {error}") from error
         expected = (self._fingerprint, self.number, island, self._index, hop, start, stop - start)
         got = (
             header.fingerprint,
@@ -119,7 +119,7 @@ class SyncJob:
             header.numel,
         )
         if got != expected:
-            raise SyncFailed(
+            raise SyncError(
                 f"{where}: (settings, sync, island, fragment, hop, start, elements) = {got}, expected {expected}"
             )
         if header.checksum != self._checksum:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from dilocox.errors import CheckpointError
-from dilocox.outer.fragments import CHUNK_ELEMENTS, Fragment, flat_values, whole
+from dilocox.outer.fragments import Fragment, flat_values, whole
 from dilocox.outer.island_group import IslandGroup
 from dilocox.outer.job import Progress, SyncJob
 from dilocox.outer.payload import Point

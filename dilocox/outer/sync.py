@@ -25,7 +25,7 @@ import torch
 from dilocox_kernels.checksum import checksum64
 from torch import Tensor
 
-from dilocox.errors import DilocoxError, DriftError, NonFiniteError, SyncFailed
+from dilocox.errors import DilocoxError, DriftError, NonFiniteError, SyncError
 from dilocox.outer.exchange.protocol import Delivery
 from dilocox.outer.fragments import CHUNK_ELEMENTS
 from dilocox.outer.island_group import IslandGroup, first_nonfinite
@@ -37,7 +37,7 @@ from dilocox.outer.transport.share import share_fixed
 
 _VOTE = struct.Struct("<QQ")  # number of the sync, severity
 _HELLO = struct.Struct("<QQ")  # syncs committed, sum of the fragments' checksums
-_SEVERITY: tuple[type[DilocoxError], ...] = (SyncFailed, NonFiniteError, DriftError)  # 1, 2, 3; 0 is well
+_SEVERITY: tuple[type[DilocoxError], ...] = (SyncError, NonFiniteError, DriftError)  # 1, 2, 3; 0 is well
 
 _Result = TypeVar("_Result")
 
@@ -103,7 +103,7 @@ class SyncEngine:
         return job
 
     def complete(self, job: SyncJob) -> SyncReport:
-        """Exchange, vote and commit; raises SyncFailed, NonFiniteError or DriftError with nothing changed."""
+        """Exchange, vote and commit; raises SyncError, NonFiniteError or DriftError with nothing changed."""
         started = time.monotonic()
         before = self._traffic()
         deliveries, attempts = self._until_agreed(lambda: self._agree(job))
@@ -142,9 +142,9 @@ class SyncEngine:
                 if attempt > 1:
                     self._reconnect()
                 return action(), attempt
-            except SyncFailed as error:
+            except SyncError as error:
                 if attempt == attempts:
-                    raise SyncFailed(
+                    raise SyncError(
                         f"lane {self._lane_group.name}: gave up after {attempts} attempts; the outer step was not "
                         f"taken. {error}"
                     ) from error
@@ -154,7 +154,7 @@ class SyncEngine:
         problem: DilocoxError | None = None
         try:
             self._lane_group.rebuild()
-        except SyncFailed as error:
+        except SyncError as error:
             problem = error
         self._decide_inside(problem)
         self._hello()
@@ -168,10 +168,10 @@ class SyncEngine:
             heard = [_HELLO.unpack(reply) for reply in self._tell_all(_HELLO.pack(self.committed, checksums))]
             behind, ahead = min(heard)[0], max(heard)[0]
             if ahead - behind > 1:
-                raise SyncFailed(f"islands are {ahead - behind} syncs apart; resume all of them from a checkpoint")
+                raise SyncError(f"islands are {ahead - behind} syncs apart; resume all of them from a checkpoint")
             if ahead == behind and len(set(heard)) > 1:
                 raise DriftError(f"after sync {ahead} the islands hold different bits: checksums {heard}")
-        except (SyncFailed, DriftError) as error:
+        except (SyncError, DriftError) as error:
             problem = error
         self._decide_inside(problem)
         if self.committed > behind:
@@ -190,7 +190,7 @@ class SyncEngine:
                     f"infinity, first in {first_nonfinite(job.fragment.shards, job.values)}. Nothing was applied; "
                     "resume from the last checkpoint with a lower inner.lr, and look at the data of this round"
                 )
-        except (SyncFailed, DriftError, NonFiniteError) as error:
+        except (SyncError, DriftError, NonFiniteError) as error:
             problem = error
         self._vote(job.number, problem)
         return deliveries
@@ -203,8 +203,8 @@ class SyncEngine:
             for island, reply in enumerate(self._tell_all(_VOTE.pack(number, heard[me]))):
                 voted_on, heard[island] = _VOTE.unpack(reply)
                 if voted_on != number:
-                    raise SyncFailed(f"island {island} votes on sync {voted_on}, not on {number}")
-        except SyncFailed as error:
+                    raise SyncError(f"island {island} votes on sync {voted_on}, not on {number}")
+        except SyncError as error:
             problem = problem or error
             heard[me] = max(heard[me], _severity(error))
         self._raise_worst(problem, self._island_group.worst(heard))

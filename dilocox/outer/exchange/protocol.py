@@ -51,7 +51,7 @@ class Job(Protocol):
         """Memory for another island's message about a range."""
 
     def accept(self, message: Tensor, *, island: int, hop: int, start: int, stop: int) -> Received:
-        """Verify a message; raises SyncFailed when it is damaged or of another sync, DriftError when islands differ."""
+        """Verify a message; raises SyncError when it is damaged or of another sync, DriftError when islands differ."""
 
 
 class Exchange(Protocol):
@@ -65,7 +65,7 @@ class Exchange(Protocol):
         """The flat ranges of this island's messages of hop 0, which cover the fragment once."""
 
     def run(self, job: Job, transport: Transport, deadline: float) -> list[Delivery]:
-        """Exchange a fragment among all islands; raises SyncFailed. Deliveries cover it once, in order."""
+        """Exchange a fragment among all islands; raises SyncError. Deliveries cover it once, in order."""
 
     def bytes_sent(self, encoded_bytes: int, islands: int) -> int:
         """Bytes that one island sends for a pseudo-gradient of `encoded_bytes`, headers not counted."""

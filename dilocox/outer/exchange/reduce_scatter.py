@@ -9,6 +9,8 @@ Hop 1: when its K−1 messages are in, island k merges them with its own, in isl
 others. Island k then uses its own merged message like everybody else, so all islands decode the same bytes.
 """
 
+from itertools import pairwise
+
 from dilocox.outer.exchange.protocol import Delivery, Job
 from dilocox.outer.fragments import CHUNK_ELEMENTS, Fragment
 from dilocox.outer.merge.mean import Mean
@@ -74,7 +76,7 @@ def slices(fragment: Fragment, islands: int) -> list[tuple[int, int]]:
     """The flat range of each island, in whole blocks, equal to one block."""
     blocks = fragment.numel // fragment.alignment
     bounds = [blocks * island // islands * fragment.alignment for island in range(islands + 1)]
-    return list(zip(bounds[:-1], bounds[1:], strict=True))
+    return list(pairwise(bounds))
 
 
 def _ranges(fragment: Fragment, start: int, stop: int) -> list[tuple[int, int]]:

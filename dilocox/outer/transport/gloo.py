@@ -4,8 +4,7 @@ Protocol of a connection. All islands share a store. Generation g of a lane grou
 of that lane under the key prefix `lane-group/<g>/<lane>/`: each publishes that it is there, then gloo connects every
 pair. After a failed sync each process asks the store to move from g to g+1 (compare-and-set: the first one moves it,
 the others find it moved) and joins whatever generation the store then names. A process that fails again, or comes
-late, meets the others there. Groups of older generations are dropped, which breaks their connections and so wakes
-whoever still waits on them.
+late, meets the others there. Groups of older generations are dropped.
 
 Gloo is plaintext, unauthenticated, and opens a connection on ephemeral ports between each pair of processes of a
 lane: it is for networks that one trusts, or for a private tunnel.
@@ -16,11 +15,12 @@ import socket
 import time
 from collections.abc import Mapping
 from datetime import timedelta
+from typing import Any
 
 from torch import Tensor
-from torch.distributed import PrefixStore, ProcessGroupGloo, Store, Work
+from torch.distributed import PrefixStore, ProcessGroup, ProcessGroupGloo, Store, Work
 
-from dilocox.errors import HandshakeError, SyncFailed
+from dilocox.errors import HandshakeError, SyncError
 
 _GENERATION = "lane-group/generation"
 
@@ -28,12 +28,12 @@ _GENERATION = "lane-group/generation"
 class GlooTransport:
     """Point-to-point messages over one gloo process group (rank = island)."""
 
-    def __init__(self, group: ProcessGroupGloo, island: int, islands: int) -> None:
+    def __init__(self, group: ProcessGroup, island: int, islands: int) -> None:
         self.island = island
         self.islands = islands
         self.bytes_sent = 0
         self.bytes_received = 0
-        self._group: ProcessGroupGloo | None = group
+        self._group: ProcessGroup | None = group
         self._sent = [0] * islands
         self._received = [0] * islands
 
@@ -41,7 +41,7 @@ class GlooTransport:
         try:
             work = self._open().send([message], peer, self._sent[peer])
         except RuntimeError as error:
-            raise SyncFailed(f"sending to island {peer} failed: {error}") from error
+            raise SyncError(f"sending to island {peer} failed: {error}") from error
         self._sent[peer] += 1
         self.bytes_sent += message.numel()
         return _GlooPending(work, message, f"sending to island {peer}")
@@ -50,18 +50,18 @@ class GlooTransport:
         try:
             work = self._open().recv([buffer], peer, self._received[peer])
         except RuntimeError as error:
-            raise SyncFailed(f"receiving from island {peer} failed: {error}") from error
+            raise SyncError(f"receiving from island {peer} failed: {error}") from error
         self._received[peer] += 1
         self.bytes_received += buffer.numel()
         return _GlooPending(work, buffer, f"receiving from island {peer}")
 
     def close(self) -> None:
-        """Drop the connections, which wakes peers that wait on them."""
+        """Drop the connections; they end with the last message that is still under way."""
         self._group = None
 
-    def _open(self) -> ProcessGroupGloo:
+    def _open(self) -> ProcessGroup:
         if self._group is None:
-            raise SyncFailed("the lane group is not connected")
+            raise SyncError("the lane group is not connected")
         return self._group
 
 
@@ -77,7 +77,7 @@ class _GlooPending:
             self._work.wait(timedelta(seconds=left_s))
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
-            raise SyncFailed(f"{self._action} failed: {reason}") from error
+            raise SyncError(f"{self._action} failed: {reason}") from error
 
 
 class GlooLaneGroup:
@@ -112,15 +112,15 @@ class GlooLaneGroup:
     def _connect(self) -> GlooTransport:
         store = PrefixStore(f"lane-group/{self._generation}/{self.name}", self._store)
         store.set(f"present/{self.island}", "")
-        options = ProcessGroupGloo._Options()
+        options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # absent from torch's stubs
         options._devices = [ProcessGroupGloo.create_device(hostname=self._address)]
         options._timeout = self._timeout
         try:
-            group = ProcessGroupGloo(store, self.island, self.islands, options)
+            group: Any = ProcessGroupGloo(store, self.island, self.islands, options)
         except RuntimeError as error:
             absent = [i for i in range(self.islands) if not store.check([f"present/{i}"])]
             who = f"islands {absent} did not come" if absent else str(error).splitlines()[0]
-            raise SyncFailed(
+            raise SyncError(
                 f"lane {self.name}: no connection within {self._timeout.total_seconds():.0f} s: {who}. "
                 "All islands must run, reach each other on all ports, and use the same number of islands"
             ) from error
@@ -150,7 +150,8 @@ def shake_hands(
         for field in sorted(mine.keys() | theirs.keys()):
             if mine.get(field) != theirs.get(field):
                 raise HandshakeError(
-                    f"{field} differs: {mine.get(field)!r} on island {island}, {theirs.get(field)!r} on island {other}. "
+                    f"{field} differs: {mine.get(field)!r} on island {island}, "
+                    f"{theirs.get(field)!r} on island {other}. "
                     "Start all islands with the same settings"
                 )
 

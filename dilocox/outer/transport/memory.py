@@ -2,9 +2,8 @@
 
 K islands run the same training loop in K threads, strictly one at a time: a thread that must wait for a message
 passes the turn to the next island, in a fixed cyclic order, and goes on when the turn comes back and the message is
-there. So a run is deterministic, K islands can share one Megatron world (every rank switches islands at the same
-points of the program), and the global state of a process (random number generators) can be put away and taken up
-at each switch.
+there. So a run is deterministic, and K islands can share one Megatron world: every rank switches islands at the same
+points of the program.
 """
 
 import threading
@@ -13,21 +12,19 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from dilocox.errors import SyncFailed
+from dilocox.errors import SyncError
 
 
 class Turns:
-    """Lets `islands` threads run one at a time; `save`/`restore` carry a process's global state over a switch."""
+    """Lets `islands` threads run one at a time, in turn."""
 
-    def __init__(self, islands: int, save: Callable[[], object], restore: Callable[[object], None]) -> None:
+    def __init__(self, islands: int) -> None:
         self.islands = islands
-        self._save = save
-        self._restore = restore
         self._changed = threading.Condition()
         self._turn = 0
         self._running = set(range(islands))
         self.failure: tuple[int, BaseException] | None = None
-        """The island that failed first and its error; everybody else stops with SyncFailed."""
+        """The island that failed first and its error; everybody else stops with SyncError."""
 
     def start(self, island: int) -> None:
         """Wait for this island's first turn."""
@@ -35,15 +32,13 @@ class Turns:
             self._wait_for_turn(island)
 
     def until(self, island: int, ready: Callable[[], bool], waiting_for: str) -> None:
-        """Pass the turn on until `ready()`; raises SyncFailed when nobody is left who could make it so."""
+        """Pass the turn on until `ready()`; raises SyncError when nobody is left who could make it so."""
         while not ready():
-            state = self._save()
             with self._changed:
                 if self._running == {island}:
-                    raise SyncFailed(f"island {island} waits for {waiting_for}, but all other islands have ended")
+                    raise SyncError(f"island {island} waits for {waiting_for}, but all other islands have ended")
                 self._pass_on(island)
                 self._wait_for_turn(island)
-            self._restore(state)
 
     def end(self, island: int, error: BaseException | None = None) -> None:
         """This island's thread is done, well or not; the next one goes on."""
@@ -61,7 +56,7 @@ class Turns:
     def _wait_for_turn(self, island: int) -> None:
         self._changed.wait_for(lambda: self._turn == island or self.failure is not None)
         if self.failure is not None:
-            raise SyncFailed(f"island {self.failure[0]} failed")
+            raise SyncError(f"island {self.failure[0]} failed")
 
 
 class Hub:
@@ -111,7 +106,7 @@ class _Awaited:
         self._hub.turns.until(self._island, lambda: bool(box), f"a message of island {self._peer}")
         message = box.popleft()
         if message.numel() != self._buffer.numel():
-            raise SyncFailed(
+            raise SyncError(
                 f"island {self._peer} sent {message.numel()} bytes where {self._buffer.numel()} were expected"
             )
         self._buffer.copy_(message)
@@ -131,7 +126,7 @@ class MemoryLaneGroup:
         return self._transport
 
     def rebuild(self) -> None:
-        raise SyncFailed("islands in one process share its memory: there is no connection to rebuild")
+        raise SyncError("islands in one process share its memory: there is no connection to rebuild")
 
     def close(self) -> None:
         self._transport.close()
@@ -139,4 +134,4 @@ class MemoryLaneGroup:
 
 def alone(lane: str) -> MemoryLaneGroup:
     """The lane group of a single island: no peers, nothing is ever sent."""
-    return MemoryLaneGroup(Hub(Turns(1, save=lambda: None, restore=lambda _: None)), island=0, lane=lane)
+    return MemoryLaneGroup(Hub(Turns(1)), island=0, lane=lane)

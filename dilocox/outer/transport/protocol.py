@@ -14,7 +14,7 @@ class Pending(Protocol):
     """A message under way."""
 
     def wait(self, deadline: float) -> None:
-        """Block until it is done; `deadline` is a `time.monotonic()` value. Raises SyncFailed, naming the peer."""
+        """Block until it is done; `deadline` is a `time.monotonic()` value. Raises SyncError, naming the peer."""
 
 
 class Transport(Protocol):
@@ -46,6 +46,6 @@ class LaneGroup(Protocol):
     def transport(self) -> Transport: ...
 
     def rebuild(self) -> None:
-        """Replace the transport by a new one among all islands; raises SyncFailed, naming who did not come."""
+        """Replace the transport by a new one among all islands; raises SyncError, naming who did not come."""
 
     def close(self) -> None: ...
