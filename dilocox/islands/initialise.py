@@ -1,6 +1,7 @@
 """Initial weights by global name, so that every layout starts from the same model."""
 
 import hashlib
+import itertools
 from collections.abc import Iterable
 from math import prod
 
@@ -18,8 +19,8 @@ def initialise(shards: Iterable[Shard], model: ModelConfig, seed: int) -> None:
     """Fill weights in place: norms 1, matrices normal(0, init_std), those that end a residual branch
     normal(0, init_std / √(2 · layers)), as Megatron does.
 
-    A matrix is drawn on the CPU in blocks of rows, each from a generator seeded by (seed, name, block); a rank draws the
-    blocks in which it holds a part.
+    A matrix is drawn on the CPU in blocks of rows, each from a generator seeded by (seed, name, block); a rank draws
+    the blocks in which it holds a part.
     """
     for shard in shards:
         if "norm" in shard.name:
@@ -38,30 +39,28 @@ def _fill(values: Tensor, name: str, box: Box, std: float, seed: int) -> None:
     The parameter is seen as rows × the rest; leading dimensions of a box that are cut singly (gate and up of fc1)
     count as rows.
     """
-    lead = len(box.shape) - 2
-    if lead > 0:
-        rows_below = box.global_shape[lead]
-        for index in range(box.shape[0]):
-            first = (box.offset[0] + index) * rows_below + box.offset[1]
-            _fill_rows(values[index], name, first, box.offset[2:], box.global_shape[2:], std, seed)
-    else:
-        _fill_rows(values, name, box.offset[0], box.offset[1:], box.global_shape[1:], std, seed)
+    *lead, rows, columns = box.global_shape
+    *lead_offset, row, column = box.offset
+    whole = (prod(lead) * rows, columns)
+    for index in itertools.product(*(range(n) for n in box.shape[:-2])):
+        above = 0
+        for size, offset, i in zip(lead, lead_offset, index, strict=True):
+            above = above * size + offset + i
+        _fill_rows(values[index], name, whole, above * rows + row, column, std, seed)
 
 
-def _fill_rows(
-    values: Tensor, name: str, first: int, offset: tuple[int, ...], row: tuple[int, ...], std: float, seed: int
-) -> None:
-    """Fill `values` [rows, columns]: rows from `first`, columns from `offset` of the whole parameter."""
-    rows_per_block = max(1, BLOCK // prod(row))
+def _fill_rows(values: Tensor, name: str, whole: tuple[int, int], row: int, column: int, std: float, seed: int) -> None:
+    """Fill `values` [rows, columns], which lies at (row, column) of the parameter of shape `whole`."""
+    rows_per_block = max(1, BLOCK // whole[1])
     done = 0
     while done < len(values):
-        block, within = divmod(first + done, rows_per_block)
-        count = min(rows_per_block - within, len(values) - done)
+        block, within = divmod(row + done, rows_per_block)
+        rows_drawn = min(rows_per_block, whole[0] - block * rows_per_block)
+        count = min(rows_drawn - within, len(values) - done)
         generator = torch.Generator().manual_seed(_seed(seed, name, block))
-        drawn = torch.randn(rows_per_block, *row, generator=generator)[within : within + count]
-        for dimension, (start, size) in enumerate(zip(offset, values.shape[1:], strict=True), start=1):
-            drawn = drawn.narrow(dimension, start, size)
-        values[done : done + count].copy_(drawn.mul_(std))
+        drawn = torch.randn(rows_drawn, whole[1], generator=generator)
+        part = drawn[within : within + count, column : column + values.shape[1]]
+        values[done : done + count].copy_(part.mul_(std))
         done += count
 
 

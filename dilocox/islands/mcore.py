@@ -9,6 +9,11 @@ import warnings
 from dilocox.islands import shim
 from dilocox.islands.adam import refuse_apex_impostor
 
+# Said by Megatron of its own calls; there is nothing that a person who trains could do about it.
+warnings.filterwarnings("ignore", message=r"`torch.distributed.\w+` is deprecated", category=FutureWarning)
+warnings.filterwarnings("ignore", message="If you are using transformer_engine .*recompute", category=UserWarning)
+warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf", category=UserWarning)
+
 refuse_apex_impostor()
 with warnings.catch_warnings():
     # It says which optimizer and which norms it would fall back to; dilocox chooses them itself.

@@ -27,12 +27,13 @@ class MegatronIsland:
 
     def __init__(
         self,
+        world: World,
+        *,
         model: ModelConfig,
         island: IslandConfig,
         inner: InnerConfig,
         vocab_size: int,
         seed: int,
-        world: World,
     ) -> None:
         self.layout, self.lane, self.group = world.layout, world.lane, world.group
         self.precision = resolve_precision(island.precision, world.device)
@@ -93,7 +94,7 @@ class MegatronIsland:
 
     def gradients(self) -> list[Shard]:
         return [
-            self._shard(entry, entry.parameter.main_grad.view(-1)[owned.start : owned.stop])
+            self._shard(entry, _main_grad(entry.parameter).view(-1)[owned.start : owned.stop])
             for entry, owned in self._parts()
         ]
 
@@ -176,6 +177,12 @@ def resolve_precision(precision: Precision, device: torch.device) -> Precision:
     return Precision.bf16 if device.type == "cuda" else Precision.fp32
 
 
+def _main_grad(parameter: nn.Parameter) -> Tensor:
+    """The fp32 gradient that Megatron's DDP keeps beside a parameter."""
+    grad: Tensor = parameter.main_grad  # type: ignore[attr-defined]
+    return grad
+
+
 def _mean_loss(losses: Tensor) -> tuple[Tensor, Tensor]:
     """The loss of a microbatch, and a copy to report: the schedule divides the first in place."""
     loss = losses.mean()
@@ -183,6 +190,6 @@ def _mean_loss(losses: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _unwrapped(chunk: nn.Module) -> nn.Module:
-    while hasattr(chunk, "module"):
-        chunk = chunk.module
+    while isinstance(inside := getattr(chunk, "module", None), nn.Module):
+        chunk = inside
     return chunk

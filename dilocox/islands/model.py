@@ -1,5 +1,7 @@
 """A Llama-style GPT of megatron-core: RMSNorm, SwiGLU, RoPE, grouped queries, no biases."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -18,8 +20,15 @@ from dilocox.islands.mcore import (
 from dilocox.islands.world import World
 
 
+RECOMPUTE: dict[Recompute, dict[str, Any]] = {
+    Recompute.none: {},
+    Recompute.selective: {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]},
+    Recompute.full: {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+}
+
+
 class RMSNorm(nn.Module):
-    """Root-mean-square norm (arXiv 1910.07467) that works under sequence parallelism, which torch's in Megatron refuses.
+    """Root-mean-square norm (arXiv 1910.07467) that works under sequence parallelism; torch's refuses it in Megatron.
 
     Under it a rank sees a part of the sequence only; the mark on the weight makes Megatron sum its gradient over tp.
     """
@@ -27,7 +36,8 @@ class RMSNorm(nn.Module):
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float) -> None:
         super().__init__()
         self.eps = eps
-        self.weight = nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype, device=torch.cuda.current_device()))
+        weight = torch.ones(hidden_size, dtype=config.params_dtype, device=torch.cuda.current_device())
+        self.weight = nn.Parameter(weight)
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -43,7 +53,7 @@ class CausalAttention(nn.Module):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **unused: object
     ) -> Tensor:
-        """Query [sequence, batch, heads, head size], key and value with kv heads; to [sequence, batch, heads · size]."""
+        """Query [sequence, batch, heads, head size], key and value with kv heads; to [sequence, batch, heads · size]"""
         query, key, value = (t.permute(1, 2, 0, 3) for t in (query, key, value))
         mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
         return mixed.permute(2, 0, 1, 3).flatten(2)
@@ -96,11 +106,6 @@ def transformer_config(
     dtype = torch.bfloat16 if precision is Precision.bf16 else torch.float32
     on_gpu = world.device.type == "cuda"
     interleaved = island.virtual_pp > 1
-    recompute = {
-        Recompute.none: {},
-        Recompute.selective: {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]},
-        Recompute.full: {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
-    }[island.recompute]
     return TransformerConfig(
         num_layers=model.layers,
         hidden_size=model.hidden_size,
@@ -126,7 +131,9 @@ def transformer_config(
         virtual_pipeline_model_parallel_size=island.virtual_pp if interleaved else None,
         sequence_parallel=island.sequence_parallel,
         pipeline_dtype=dtype,
-        deallocate_pipeline_outputs=True,
+        # Frees an output once it was handed to the transport. NCCL keeps the memory until it is sent; gloo sends what
+        # lies there by then: wrong activations, in silence, in the interleaved schedule.
+        deallocate_pipeline_outputs=on_gpu,
         # With Megatron's defaults the interleaved schedule trains on wrong gradients, in silence.
         overlap_p2p_comm=interleaved,
         batch_p2p_comm=not interleaved,
@@ -138,7 +145,8 @@ def transformer_config(
         apply_rope_fusion=False,
         bias_dropout_fusion=False,
         bias_activation_fusion=on_gpu,
-        **recompute,
+        cuda_graph_scope=[],  # what its deprecated default means
+        **RECOMPUTE[island.recompute],
     )
 
 

@@ -3,10 +3,14 @@
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import nn
 
 from dilocox.shards import Box
+
+if TYPE_CHECKING:
+    from dilocox.islands.mcore import GPTModel
 
 EMBEDDING = "embedding.word_embeddings.weight"
 OUTPUT = "output_layer.weight"
@@ -25,7 +29,7 @@ class NamedParameter:
 
 
 def name_parameters(
-    chunks: Iterable[nn.Module], *, tied_embeddings: bool, tp: int, tp_rank: int, pp: int
+    chunks: Iterable["GPTModel"], *, tied_embeddings: bool, tp: int, tp_rank: int, pp: int
 ) -> list[NamedParameter]:
     """All parameters of a rank's model chunks (unwrapped GPTModels) in the order of the model.
 
@@ -39,7 +43,7 @@ def name_parameters(
         for local, parameter in chunk.named_parameters():
             name = global_name(local, numbers, tied_embeddings)
             split = bool(getattr(parameter, "tensor_model_parallel", False)) and tp > 1
-            dimension = parameter.partition_dim if split else None
+            dimension = getattr(parameter, "partition_dim", None) if split else None
             box = global_box(name, tuple(parameter.shape), dimension, tp, tp_rank)
             at_both_ends = name == EMBEDDING and tied_embeddings and pp > 1
             named.append(NamedParameter(name, box, parameter, split, at_both_ends))

@@ -53,7 +53,7 @@ def _patch_tensor() -> None:
         return answer.replace("torch.", "torch.cuda.", 1) if isinstance(answer, str) else answer
 
     # The tied embedding is moved to the GPU before its first all-reduce.
-    Tensor.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
+    Tensor.cuda = lambda self, *args, **kwargs: self
     # The optimizers sort parameters into fp32 and bf16 by comparing with "torch.cuda.FloatTensor".
     Tensor.type = type_name  # type: ignore[method-assign, assignment]
 

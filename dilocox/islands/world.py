@@ -1,7 +1,7 @@
 """The process world of one island: torch.distributed, Megatron's groups, the groups of replicas, random streams.
 
-An island is started by torchrun or srun with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; without any of them it is one
-rank. Several islands of one process share a world and take turns on it.
+An island is started by torchrun or srun with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; without any of them it is
+one rank. Several islands of one process share a world and take turns on it.
 """
 
 import os
@@ -59,6 +59,8 @@ def start_world(layout: Layout, device: Device, timeout: timedelta = timedelta(m
     Raises ConfigError when the device cannot be had, the environment is incomplete, or the number of ranks is not
     tp · pp · dp.
     """
+    # Read when CUDA starts: Megatron overlaps its all-reduces with matmuls in the order in which it starts them.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     place = _device(device)
     rank, world_size = _rank_and_size(layout)
     backend = "nccl" if place.type == "cuda" else "gloo"
