@@ -1,17 +1,12 @@
 """What a codec must do: turn a pseudo-gradient into wire bytes and back."""
 
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
+from dilocox_kernels.norms import Norms
 
-class Norms(NamedTuple):
-    """Statistics of what was to be sent, taken in the same pass as the encoding; equal at any number of threads."""
-
-    sum_of_squares: float
-    max_abs: float
-    finite: bool
-    """False when a NaN or infinity was found; the bytes written then mean nothing and must not be used."""
+__all__ = ["Codec", "Norms"]
 
 
 class Codec(Protocol):

@@ -1,0 +1,49 @@
+"""Norms of what is encoded, summed in a fixed order."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Norms(NamedTuple):
+    """Statistics of what was to be sent, taken in the same pass as the encoding; equal at any number of threads."""
+
+    sum_of_squares: float
+    max_abs: float
+    finite: bool
+    """False when a NaN or infinity was found; the bytes written then mean nothing and must not be used."""
+
+
+class RunningNorms:
+    """Norms of a range that comes in chunks: a fixed tree in float64 inside a chunk, chunks added up in order."""
+
+    def __init__(self) -> None:
+        self._sum_of_squares = 0.0
+        self._max_abs = 0.0
+
+    def include(self, values: Tensor) -> bool:
+        """Take in a chunk, fp32 [n], n ≥ 1; False if it holds a NaN or infinity."""
+        largest = values.abs().amax().item()
+        if not math.isfinite(largest):
+            self._sum_of_squares, self._max_abs = math.nan, largest
+            return False
+        self._max_abs = max(self._max_abs, largest)
+        self._sum_of_squares += _tree_sum_of_squares(values)
+        return True
+
+    def result(self) -> Norms:
+        return Norms(self._sum_of_squares, self._max_abs, math.isfinite(self._max_abs))
+
+
+def _tree_sum_of_squares(values: Tensor) -> float:
+    """Halves added element by element: torch.sum picks its order by the number of threads and the vector width."""
+    width = 1 << (values.numel() - 1).bit_length()
+    sums = torch.zeros(width, dtype=torch.float64, device=values.device)
+    sums[: values.numel()] = values
+    sums.mul_(sums)
+    while width > 1:
+        width //= 2
+        sums = sums[:width] + sums[width:]
+    return sums.item()

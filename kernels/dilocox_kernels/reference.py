@@ -1,0 +1,54 @@
+"""The reference back end: encode and decode in plain torch, on any device, with scratch memory of a few chunks.
+
+Every step is an elementwise fp32 operation of its own (one rounding each, nothing fused), so bytes and residuals are
+the same on every device, at any number of threads, and however a range is cut at multiples of the alignment.
+"""
+
+from torch import Tensor
+
+from dilocox_kernels.formats import Format
+from dilocox_kernels.norms import Norms, RunningNorms
+
+CHUNK_ELEMENTS = 1 << 16
+"""A multiple of every block size; its scratch fits a core's cache."""
+
+
+def encode(
+    fmt: Format, delta: Tensor, residual: Tensor | None, decay: float, out: Tensor, residual_out: Tensor | None
+) -> Norms:
+    """Encode Δ + decay · residual into `out`; keep what was not sent in `residual_out`.
+
+    `delta`, `residual`, `residual_out`: fp32 [n], contiguous; `out`: uint8 [fmt.encoded_bytes(n)], its start aligned to
+    4 bytes. residual_out = (Δ + decay · residual) − decoded. A NaN or infinity in Δ + decay · residual is never
+    encoded: norms.finite is False, `out` and `residual_out` are zeros.
+    """
+    numel = delta.numel()
+    norms = RunningNorms()
+    for start in range(0, numel, CHUNK_ELEMENTS):
+        here = slice(start, min(start + CHUNK_ELEMENTS, numel))
+        values = delta[here] if residual is None else (residual[here] * decay).add_(delta[here])
+        if not norms.include(values):
+            out.zero_()
+            if residual_out is not None:
+                residual_out.zero_()
+            break
+        decoded = fmt.write(values, start, out, numel)
+        if residual_out is not None:
+            residual_out[here] = values - decoded
+    return norms.result()
+
+
+def decode(fmt: Format, body: Tensor, out: Tensor) -> None:
+    """Decode uint8 `body` [fmt.encoded_bytes(n)] into fp32 `out` [n]."""
+    numel = out.numel()
+    for start in range(0, numel, CHUNK_ELEMENTS):
+        stop = min(start + CHUNK_ELEMENTS, numel)
+        out[start:stop] = fmt.read(body, start, stop, numel)
+
+
+def decode_accumulate(fmt: Format, body: Tensor, weight: float, out: Tensor) -> None:
+    """out[n] += fp32(weight) · decoded(body) in fp32: one rounding for the product, one for the sum."""
+    numel = out.numel()
+    for start in range(0, numel, CHUNK_ELEMENTS):
+        stop = min(start + CHUNK_ELEMENTS, numel)
+        out[start:stop] += fmt.read(body, start, stop, numel).mul_(weight)
