@@ -19,11 +19,15 @@ IslandCommand = Callable[[int | None, Address], Sequence[str]]
 
 
 def island_command(overrides: Sequence[str], islands: int) -> IslandCommand:
-    """`dilocox island`, with the overrides that the run was given."""
+    """The ranks of dilocox itself, with the overrides that the run was given."""
 
     def command(island: int | None, rendezvous: Address) -> list[str]:
-        place = ["--all-islands"] if island is None else ["--island", str(island), "--rendezvous", str(rendezvous)]
-        return [sys.executable, "-m", "dilocox.cli", "island", *place, "--islands", str(islands), "--quiet", *overrides]
+        if island is None:
+            arguments = ["worker"]
+        else:
+            arguments = ["island", "--island", str(island), "--islands", str(islands)]
+            arguments += ["--rendezvous", str(rendezvous), "--quiet"]
+        return [sys.executable, "-m", "dilocox.cli", *arguments, *overrides]
 
     return command
 

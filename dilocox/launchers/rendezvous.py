@@ -93,7 +93,7 @@ def connect_store(address: Address, timeout_s: float) -> TCPStore:
     return TCPStore(address.host, address.port, is_master=False, timeout=timedelta(seconds=timeout_s))
 
 
-def coordinate(port: int) -> None:
+def serve_rendezvous(port: int) -> None:
     """Host a rendezvous in the foreground until SIGINT or SIGTERM; the first line says where it listens."""
     store = serve_store(port)
     print(f"rendezvous at {Address(socket.getfqdn(), store.port)}; Ctrl-C ends it", flush=True)
