@@ -162,11 +162,7 @@ class BlockFormat:
 
     def _in_blocks(self, values: Tensor) -> Tensor:
         missing = -values.numel() % self.block_size
-        return (
-            torch.nn.functional.pad(values, (0, missing)).view(-1, self.block_size)
-            if missing
-            else values.view(-1, self.block_size)
-        )
+        return torch.nn.functional.pad(values, (0, missing)).view(-1, self.block_size)
 
     def _scales(self, blocks: Tensor) -> Tensor:
         largest = blocks.abs().amax(dim=1, keepdim=True)

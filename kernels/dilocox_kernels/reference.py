@@ -20,9 +20,10 @@ def encode(
 
     `delta`, `residual`, `residual_out`: fp32 [n], contiguous; `out`: uint8 [fmt.encoded_bytes(n)], its start aligned to
     4 bytes. residual_out = (Δ + decay · residual) − decoded. A NaN or infinity in Δ + decay · residual is never
-    encoded: norms.finite is False, `out` and `residual_out` are zeros.
+    encoded: norms.finite is False, `out` and `residual_out` are zeros. Raises ValueError for a body of another size.
     """
     numel = delta.numel()
+    _check_size(fmt, out, numel)
     norms = RunningNorms()
     for start in range(0, numel, CHUNK_ELEMENTS):
         here = slice(start, min(start + CHUNK_ELEMENTS, numel))
@@ -39,16 +40,28 @@ def encode(
 
 
 def decode(fmt: Format, body: Tensor, out: Tensor) -> None:
-    """Decode uint8 `body` [fmt.encoded_bytes(n)] into fp32 `out` [n]."""
+    """Decode uint8 `body` [fmt.encoded_bytes(n)] into fp32 `out` [n]; ValueError for another size."""
     numel = out.numel()
+    _check_size(fmt, body, numel)
     for start in range(0, numel, CHUNK_ELEMENTS):
         stop = min(start + CHUNK_ELEMENTS, numel)
         out[start:stop] = fmt.read(body, start, stop, numel)
 
 
 def decode_accumulate(fmt: Format, body: Tensor, weight: float, out: Tensor) -> None:
-    """out[n] += fp32(weight) · decoded(body) in fp32: one rounding for the product, one for the sum."""
+    """out[n] += fp32(weight) · decoded(body) in fp32: one rounding for the product, one for the sum.
+
+    Raises ValueError for a body of another size.
+    """
     numel = out.numel()
+    _check_size(fmt, body, numel)
     for start in range(0, numel, CHUNK_ELEMENTS):
         stop = min(start + CHUNK_ELEMENTS, numel)
         out[start:stop] += fmt.read(body, start, stop, numel).mul_(weight)
+
+
+def _check_size(fmt: Format, body: Tensor, numel: int) -> None:
+    if body.numel() != fmt.encoded_bytes(numel):
+        raise ValueError(
+            f"a body of {body.numel()} bytes; {numel} elements in {fmt.name} take {fmt.encoded_bytes(numel)}"
+        )
