@@ -45,7 +45,7 @@ def draw_losses(records: Sequence[Record], run_dir: Path) -> Path:
 
 
 def smoothed(losses: Sequence[float], width: int) -> np.ndarray:
-    """The mean over a window of `width` values around each; at the steep start it stays centred, so that no lag shows."""
+    """The mean of `width` values around each; narrower and centred at the steep start, so that no lag shows."""
     values = np.asarray(losses, dtype=np.float64)
     sums = np.concatenate(([0.0], np.cumsum(values)))
     index = np.arange(len(values))
@@ -79,7 +79,13 @@ def _draw_heldout(axes: Axes, records: Sequence[Record]) -> None:
     if x[0] == 0:
         axes.axhline(y[0], color="black", linestyle=":", linewidth=1, alpha=0.6, label=f"untrained, {y[0]:.2f}")
     axes.annotate(
-        f"{y[-1]:.3f}", (x[-1], y[-1]), textcoords="offset points", xytext=(-4, 9), ha="right", fontweight="bold"
+        f"{y[-1]:.3f}",
+        (x[-1], y[-1]),
+        textcoords="offset points",
+        xytext=(-4, 10),
+        ha="right",
+        fontweight="bold",
+        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
     )
 
 
