@@ -6,12 +6,18 @@ from collections.abc import Callable
 from dilocox.outer.transport.memory import Hub, MemoryLaneGroup, Turns
 
 
-def run_in_turns(islands: int, lane: str, body: Callable[[int, MemoryLaneGroup], None]) -> None:
+def run_in_turns(
+    islands: int,
+    lane: str,
+    body: Callable[[int, MemoryLaneGroup], None],
+    on_turn: Callable[[int], None] = lambda island: None,
+) -> None:
     """Run `body(island, its lane group)` for each island, in turns; raises the first island's error.
 
-    With several processes (a Megatron world of tp·pp·dp ranks), each calls this for its lane.
+    `on_turn(island)` is called whenever that island goes on. With several processes (a Megatron world of tp·pp·dp
+    ranks), each calls this for its lane.
     """
-    turns = Turns(islands)
+    turns = Turns(islands, on_turn)
     hub = Hub(turns)
 
     def run(island: int) -> None:

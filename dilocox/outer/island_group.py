@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
-from dilocox_kernels.checksum import checksum64
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from dilocox.errors import DriftError
 from dilocox.outer.fragments import by_replicas
 from dilocox.shards import Shard
+from dilocox_kernels.checksum import checksum64
 
 
 class IslandGroup:

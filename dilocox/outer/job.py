@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from dilocox_kernels.wire import HEADER_BYTES, Header, WireError, pack_header, unpack
 from torch import Tensor
 
 from dilocox.errors import DriftError, SyncError
@@ -13,6 +12,7 @@ from dilocox.outer.fragments import CHUNK_ELEMENTS, Fragment
 from dilocox.outer.merge.mean import Merge
 from dilocox.outer.roles import Roles
 from dilocox.outer.state import FragmentState
+from dilocox_kernels.wire import HEADER_BYTES, Header, WireError, pack_header, unpack
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class SyncJob:
         self.number = number
         self.sum_of_squares = 0.0
         self.finite = True
+        self.seconds_encoding = 0.0
         self._index = index
         self.values = list(values)
         self._fingerprint = fingerprint

@@ -54,6 +54,8 @@ class OuterLoop:
         self.inner_steps = 0
         self.rounds = 0
         """Rounds completed: every fragment was synced so often."""
+        self.at_round_end = False
+        """Nothing is between islands: the inner step before was the last of a round. When to save and evaluate."""
         self._roles = roles
         self._lane_group = lane_group
         self._publish = publish
@@ -116,6 +118,7 @@ class OuterLoop:
             reports = [self._engine.complete(self._jobs.pop(index)) for index in due.apply]
             if due.apply and self._roles.payload.point is Point.AFTER_UPDATE:
                 self._publish()
+        self.at_round_end = due.round_ends
         if due.round_ends:
             self.rounds += 1
             self._progress = Progress()
@@ -189,6 +192,7 @@ class OuterLoop:
             state.outer_steps = int(outer_steps[state.fragment.name])
             state.refresh_checksum()
         self._local_is_anchor = self._roles.apply.local_becomes_anchor
+        self.at_round_end = True
 
 
 def fingerprint(identity: Mapping[str, object]) -> int:

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 import torch
-from dilocox_kernels.checksum import checksum64
 from torch import Tensor
 
 from dilocox.outer.fragments import CHUNK_ELEMENTS, Fragment
 from dilocox.shards import Shard
+from dilocox_kernels.checksum import checksum64
 
 
 class Residual:

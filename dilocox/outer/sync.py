@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
-from dilocox_kernels.checksum import checksum64
 from torch import Tensor
 
 from dilocox.errors import DilocoxError, DriftError, NonFiniteError, SyncError
@@ -34,6 +33,7 @@ from dilocox.outer.roles import Roles
 from dilocox.outer.state import FragmentState
 from dilocox.outer.transport.protocol import LaneGroup
 from dilocox.outer.transport.share import share_fixed
+from dilocox_kernels.checksum import checksum64
 
 _VOTE = struct.Struct("<QQ")  # number of the sync, severity
 _HELLO = struct.Struct("<QQ")  # syncs committed, sum of the fragments' checksums
@@ -49,9 +49,9 @@ class SyncReport:
     number: int
     fragment: str
     seconds: float
-    """Of this lane, from the end of encoding until the weights have their new values."""
+    """That this lane spent on it: encoding, exchange, vote, outer step, handing over."""
     seconds_waiting: float
-    """Of this lane: the exchange and the vote."""
+    """Of these: the exchange and the vote."""
     bytes_sent: int
     bytes_received: int
     elements: int
@@ -98,17 +98,20 @@ class SyncEngine:
             roles=self._roles,
             progress=progress,
         )
+        started = self._lane_group.clock()
         for start, stop in self._roles.exchange.messages(job.fragment, self._lane_group.islands):
             job.encoded(start, stop)
+        job.seconds_encoding = self._lane_group.clock() - started
         return job
 
     def complete(self, job: SyncJob) -> SyncReport:
         """Exchange, vote and commit; raises SyncError, NonFiniteError or DriftError with nothing changed."""
-        started = time.monotonic()
+        started = self._lane_group.clock()
         before = self._traffic()
         deliveries, attempts = self._until_agreed(lambda: self._agree(job))
-        agreed = time.monotonic()
+        agreed = self._lane_group.clock()
         self._commit(job, deliveries)
+        done = self._lane_group.clock()
         after = self._traffic()
         squares, elements, sent, received = self._island_group.sum(
             [job.sum_of_squares, job.fragment.owned, after[0] - before[0], after[1] - before[1]]
@@ -116,7 +119,7 @@ class SyncEngine:
         return SyncReport(
             number=job.number,
             fragment=job.fragment.name,
-            seconds=time.monotonic() - started,
+            seconds=job.seconds_encoding + done - started,
             seconds_waiting=agreed - started,
             bytes_sent=int(sent),
             bytes_received=int(received),

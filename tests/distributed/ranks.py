@@ -3,7 +3,7 @@
 import os
 import pickle
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -12,11 +12,18 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 
-def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, timeout_s: float = 300) -> list[Any]:
+def run_ranks(
+    world_size: int,
+    function: Callable[..., Any],
+    *args: Any,
+    timeout_s: float = 300,
+    may_die: Collection[int] = (),
+) -> list[Any]:
     """`function(*args)` on each of `world_size` fresh processes that have RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT.
 
-    Returns the results by rank. When a rank raises, the first error is raised here with its traceback and all ranks are
-    ended. `function` must be importable (spawn); the rendezvous store lives here, so that its port is never free.
+    Returns the results by rank (None for a rank that may die and did). When a rank raises, the first error is raised
+    here with its traceback and all ranks are ended. `function` must be importable (spawn); the rendezvous store lives
+    here, so that its port is never free.
     """
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     context = mp.get_context("spawn")
@@ -38,7 +45,7 @@ def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, timeout
             there.close()
             links.append(here)
             processes.append(process)
-        return _collect(links, timeout_s)
+        return _collect(links, timeout_s, may_die)
     finally:
         for process in processes:
             process.join(timeout=5)
@@ -47,7 +54,7 @@ def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, timeout
                 process.join()
 
 
-def _collect(links: list[Connection], timeout_s: float) -> list[Any]:
+def _collect(links: list[Connection], timeout_s: float, may_die: Collection[int]) -> list[Any]:
     results: dict[int, Any] = {}
     while len(results) < len(links):
         waiting = [link for rank, link in enumerate(links) if rank not in results]
@@ -59,7 +66,7 @@ def _collect(links: list[Connection], timeout_s: float) -> list[Any]:
             try:
                 succeeded, value = pickle.loads(links[rank].recv_bytes())
             except EOFError:
-                succeeded, value = False, "the process ended without a result"
+                succeeded, value = (True, None) if rank in may_die else (False, "the process ended without a result")
             if not succeeded:
                 raise AssertionError(f"rank {rank} failed:\n{value}")
             results[rank] = value

@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from dilocox_kernels.checksum import checksum64
-from dilocox_kernels.wire import HEADER_BYTES
 from torch import Tensor
 
 from dilocox.errors import ConfigError, DriftError, NonFiniteError, SyncError
@@ -15,6 +13,8 @@ from dilocox.outer.optimisers.adam import Adam
 from dilocox.outer.optimisers.sgd import SGD, Identity, Momentum, Nesterov
 from dilocox.outer.payload import Gradient
 from dilocox.outer.schedule import EveryH
+from dilocox_kernels.checksum import checksum64
+from dilocox_kernels.wire import HEADER_BYTES
 from tests.outer_harness import FP32, INT4, INT8, NESTEROV, drift, outer_loop, roles, run_islands, start_weights, step
 
 EXCHANGES = [AllGather(), ReduceScatter()]

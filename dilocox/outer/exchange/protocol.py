@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from dilocox_kernels.wire import Header
 from torch import Tensor
 
 from dilocox.outer.codecs.protocol import Codec
 from dilocox.outer.fragments import Fragment
 from dilocox.outer.merge.mean import Merge
 from dilocox.outer.transport.protocol import Transport
+from dilocox_kernels.wire import Header
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from dilocox_kernels.wire import Header
 from torch import Tensor
 
 from dilocox.errors import ConfigError
 from dilocox.outer.codecs.protocol import Codec
+from dilocox_kernels.wire import Header
 
 
 class Merge(Protocol):

@@ -98,6 +98,9 @@ class GlooLaneGroup:
     def transport(self) -> GlooTransport:
         return self._transport
 
+    def clock(self) -> float:
+        return time.monotonic()
+
     def rebuild(self) -> None:
         counted = (self._transport.bytes_sent, self._transport.bytes_received)
         self._transport.close()

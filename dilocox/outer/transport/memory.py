@@ -7,6 +7,7 @@ points of the program.
 """
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -16,10 +17,13 @@ from dilocox.errors import SyncError
 
 
 class Turns:
-    """Lets `islands` threads run one at a time, in turn."""
+    """Lets `islands` threads run one at a time, in turn; `on_turn(island)` is called whenever one goes on."""
 
-    def __init__(self, islands: int) -> None:
+    def __init__(self, islands: int, on_turn: Callable[[int], None] = lambda island: None) -> None:
         self.islands = islands
+        self.seconds_away = [0.0] * islands
+        """How long each island has waited while others had the turn."""
+        self._on_turn = on_turn
         self._changed = threading.Condition()
         self._turn = 0
         self._running = set(range(islands))
@@ -54,9 +58,12 @@ class Turns:
         self._changed.notify_all()
 
     def _wait_for_turn(self, island: int) -> None:
+        started = time.monotonic()
         self._changed.wait_for(lambda: self._turn == island or self.failure is not None)
+        self.seconds_away[island] += time.monotonic() - started
         if self.failure is not None:
             raise SyncError(f"island {self.failure[0]} failed")
+        self._on_turn(island)
 
 
 class Hub:
@@ -119,11 +126,15 @@ class MemoryLaneGroup:
         self.island = island
         self.islands = hub.turns.islands
         self.name = lane
+        self._turns = hub.turns
         self._transport = MemoryTransport(hub, island)
 
     @property
     def transport(self) -> MemoryTransport:
         return self._transport
+
+    def clock(self) -> float:
+        return time.monotonic() - self._turns.seconds_away[self.island]
 
     def rebuild(self) -> None:
         raise SyncError("islands in one process share its memory: there is no connection to rebuild")

@@ -45,6 +45,9 @@ class LaneGroup(Protocol):
     @property
     def transport(self) -> Transport: ...
 
+    def clock(self) -> float:
+        """Seconds, for differences: time in which this island could run."""
+
     def rebuild(self) -> None:
         """Replace the transport by a new one among all islands; raises SyncError, naming who did not come."""
 

@@ -1,0 +1,73 @@
+"""What every benchmark keeps to: `python -m benchmarks.NAME [--quick] [--json FILE]`.
+
+A benchmark measures itself and what it is compared with in one run, and reports records. A ratio is time (or bytes, or
+memory) over that of the reference: smaller is better, 1.00 is as good as the reference.
+"""
+
+import argparse
+import json
+import os
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+
+@dataclass(frozen=True)
+class Record:
+    name: str
+    parameters: dict[str, object]
+    value: float
+    unit: str
+    ratio: float | None
+    """value / value of the reference; None where there is nothing to compare with."""
+    ratio_to: str | None
+    """What the reference is."""
+
+
+def machine() -> dict[str, object]:
+    """The conditions of a measurement."""
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "gpus": gpus,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def main(name: str, run: Callable[[bool], Sequence[Record]]) -> None:
+    """Parse the command line, run, print a table, and write JSON beside and renamed."""
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}")
+    parser.add_argument("--quick", action="store_true", help="seconds instead of minutes; the figures are rougher")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the records there")
+    arguments = parser.parse_args()
+    records = run(arguments.quick)
+    print(table(records))
+    if arguments.json:
+        document = {"benchmark": name, "quick": arguments.quick, "machine": machine()}
+        document["records"] = [asdict(record) for record in records]
+        beside = arguments.json.with_name(f"{arguments.json.name}.tmp")
+        beside.write_text(json.dumps(document, indent=1) + "\n")
+        beside.replace(arguments.json)
+
+
+def table(records: Sequence[Record]) -> str:
+    rows = [("name", "parameters", "value", "unit", "ratio", "to")]
+    for record in records:
+        parameters = " ".join(f"{key}={value}" for key, value in record.parameters.items())
+        ratio = "" if record.ratio is None else f"{record.ratio:.3f}"
+        rows.append((record.name, parameters, f"{record.value:.5g}", record.unit, ratio, record.ratio_to or ""))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
