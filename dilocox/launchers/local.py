@@ -22,12 +22,8 @@ def island_command(overrides: Sequence[str], islands: int) -> IslandCommand:
     """The ranks of dilocox itself, with the overrides that the run was given."""
 
     def command(island: int | None, rendezvous: Address) -> list[str]:
-        if island is None:
-            arguments = ["worker"]
-        else:
-            arguments = ["island", "--island", str(island), "--islands", str(islands)]
-            arguments += ["--rendezvous", str(rendezvous), "--quiet"]
-        return [sys.executable, "-m", "dilocox.cli", *arguments, *overrides]
+        place = ["--all-islands"] if island is None else ["--island", str(island), "--rendezvous", str(rendezvous)]
+        return [sys.executable, "-m", "dilocox.cli", "island", *place, "--islands", str(islands), "--quiet", *overrides]
 
     return command
 
