@@ -20,7 +20,10 @@ NOT_STDLIB = ("site-packages", "dist-packages", "__pycache__", "config-*", "_sys
 
 @dataclass(frozen=True)
 class Document:
-    """One text. `id` names it whatever folder the corpus lies in: `json/decoder.py`, `part-3.jsonl.gz#17`."""
+    """One text. `id` names it whatever folder the corpus lies in: `json/decoder.py`, `part-3.jsonl.gz#17`.
+
+    A line's id is its number: lines may be appended to a file without changing those before.
+    """
 
     id: str
     text: str
@@ -108,12 +111,7 @@ def open_source(data: DataConfig) -> DocumentSource:
         raise ConfigError("data.path", None, f"data={data.source.value} reads one", "Set data.path to a folder")
     path = Path(data.path).expanduser()
     if not path.exists():
-        raise ConfigError(
-            "data.path",
-            data.path,
-            "there is no such file or folder",
-            f"Looked for {path.absolute()}",
-        )
+        raise ConfigError("data.path", data.path, "no such file or folder", f"Check it: it is {path.absolute()} here")
     if data.source is Source.jsonl:
         return JsonLines(path, data.pattern, data.text_field)
     if not path.is_dir():
@@ -133,18 +131,25 @@ def list_files(folder: Path, pattern: str, excluded: tuple[str, ...]) -> list[st
     pending: list[tuple[str, ...]] = [()]
     while pending:
         above = pending.pop()
-        with os.scandir(folder.joinpath(*above)) as entries:
-            for entry in entries:
-                path = (*above, entry.name)
-                if any(fnmatchcase(entry.name, skip) for skip in (".*", *excluded)):
-                    continue
-                if entry.is_dir(follow_symlinks=False):
-                    pending.append(path)
-                elif (entry.is_file() or entry.is_symlink()) and _matches(path, parts):
-                    found.append("/".join(path))
+        for entry in _entries(folder.joinpath(*above)):
+            path = (*above, entry.name)
+            if any(fnmatchcase(entry.name, skip) for skip in (".*", *excluded)):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                pending.append(path)
+            elif (entry.is_file() or entry.is_symlink()) and _matches(path, parts):
+                found.append("/".join(path))
     if not found:
         raise DataError(f"data.pattern={pattern!r} matches no file in {folder}. Change it, or data.path")
     return sorted(found)
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError as error:
+        raise DataError(f"{folder} cannot be listed: {error.strerror}. Mend it or change data.path") from error
 
 
 def _matches(path: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
