@@ -12,6 +12,9 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
 
 from dilocox.checkpoint.files import (
     FORMAT,
@@ -27,7 +30,7 @@ from dilocox.checkpoint.files import (
     step_folder,
 )
 from dilocox.checkpoint.planner import ChunkLoadPlanner, ChunkSavePlanner, Shards, cut, describe
-from dilocox.checkpoint.together import agree, gather, place
+from dilocox.checkpoint.together import agree, gather, in_words, place
 from dilocox.errors import CheckpointError
 
 Described = Mapping[str, Mapping[str, Any]]
@@ -133,13 +136,23 @@ def _save_tensors(partial: Path, shards: Shards, group: ProcessGroup | None) -> 
     def run() -> None:
         dcp.save(
             {},
-            storage_writer=dcp.FileSystemWriter(partial, sync_files=False),  # `record` does, and the index as well
+            storage_writer=_Writer(partial, sync_files=False),  # `record` does, and the index as well
             planner=ChunkSavePlanner(cut(shards)),
             process_group=group,
             no_dist=group is None,
         )
 
     _translate(partial, run)
+
+
+class _Writer(dcp.FileSystemWriter):
+    """Reports what the system said when a write failed, also to other ranks, which see no chain of errors."""
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        try:
+            return super().write_data(plan, planner)
+        except Exception as error:
+            raise CheckpointError(in_words(error)) from error
 
 
 def _load_tensors(
@@ -174,7 +187,8 @@ def _translate(path: Path, run: Callable[[], None]) -> None:
         rank, (cause, _) = min(failed.failures.items())
         if not isinstance(cause, Exception):
             raise
-        raise CheckpointError(f"{path}, rank {rank}: {type(cause).__name__}: {cause}") from failed
+        what = str(cause) if isinstance(cause, CheckpointError) else in_words(cause)
+        raise CheckpointError(f"{path}, rank {rank}: {what}") from failed
 
 
 def _check_model(path: Path, stored: Described, wanted: Described, kinds: set[str]) -> None:

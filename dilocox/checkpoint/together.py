@@ -45,4 +45,13 @@ def agree(group: ProcessGroup | None, what: object, step: Callable[[], T]) -> T:
 def _message(what: object, error: Exception | None) -> str:
     if error is None:
         return ""
-    return str(error) if isinstance(error, CheckpointError) else f"{what}: {type(error).__name__}: {error}"
+    return str(error) if isinstance(error, CheckpointError) else f"{what}: {in_words(error)}"
+
+
+def in_words(error: BaseException) -> str:
+    """The system's error behind an error, if any: torch follows a full disk up with a complaint of its own."""
+    behind: BaseException | None = error
+    while behind is not None and not isinstance(behind, OSError):
+        behind = behind.__cause__ or behind.__context__
+    cause = behind or error
+    return f"{type(cause).__name__}: {cause}"
