@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -177,3 +178,10 @@ def test_casts(values: oracle.Floats) -> None:
 def test_an_unknown_cast_is_refused() -> None:
     with pytest.raises(ValueError, match="dtype='fp16'"):
         CastFormat("fp16")
+
+
+def test_the_example_of_the_readme() -> None:
+    readme = (Path(__file__).parents[2] / "kernels" / "README.md").read_text(encoding="utf-8")
+    example = readme.split("```python\n")[1].split("```")[0]
+    assert "assert norms.finite" in example
+    exec(example, {})
