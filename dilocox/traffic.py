@@ -248,8 +248,9 @@ class InsideMeter:
         if self._originals:
             raise RuntimeError("this meter is installed already")
         for name, (argument, share) in _SENT.items():
-            self._originals[name] = getattr(ProcessGroup, name)
-            setattr(ProcessGroup, name, self._counted(self._originals[name], argument, share))
+            # Looked up in the dictionary: what getattr answers would not bind to a group when it is put back.
+            self._originals[name] = vars(ProcessGroup)[name]
+            setattr(ProcessGroup, name, self._counted(getattr(ProcessGroup, name), argument, share))
 
     def remove(self) -> None:
         """Stop counting; the counts stay."""

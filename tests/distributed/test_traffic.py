@@ -1,0 +1,270 @@
+"""Bytes and memory, predicted against what real islands send and allocate."""
+
+import os
+import threading
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dilocox.config import Config, Device, load_config
+from dilocox.inside_traffic import predict_inside
+from dilocox.islands.megatron import MegatronIsland
+from dilocox.islands.world import World, start_world, stop_world
+from dilocox.memory import estimate_lane
+from dilocox.outer.island_group import IslandGroup
+from dilocox.outer.loop import OuterLoop
+from dilocox.outer.transport.memory import Hub, MemoryLaneGroup, Turns, alone
+from dilocox.parameters import chunks, flat_numel, holdings, padded_vocab, total_parameters
+from dilocox.traffic import InsideMeter, build_roles
+from tests.distributed.ranks import run_ranks
+
+VOCAB = 61
+SMALL = [
+    "device=cpu",
+    "island.batch_size=8",
+    "island.micro_batch_size=2",
+    "model.hidden_size=64",
+    "model.ffn_hidden_size=96",
+    "model.sequence_length=32",
+    "model.vocab_multiple=64",
+]
+SINGLE = ["island=single"]
+TWO_RANKS = [
+    ["island=tp2"],
+    ["island=tp2", "island.sequence_parallel=true", "island.recompute=full"],
+    ["island=pp2", "island.precision=bf16"],
+    ["island=pp2", "island.virtual_pp=2", "model.tied_embeddings=false"],
+    ["island=dp2", "exchange=reduce_scatter", "codec=fp32"],
+    ["island=dp2", "island.distributed_optimizer=true", "island.precision=bf16", "exchange=reduce_scatter"],
+    ["island=dp2", "island.distributed_optimizer=true", "outer_optimizer=sgd"],
+]
+FOUR_RANKS = [
+    ["island=tp2pp2", "island.sequence_parallel=true", "island.recompute=selective", "island.precision=bf16"],
+    ["island=pp2", "island.dp=2", "island.distributed_optimizer=true"],
+    ["island=dp2", "island.tp=2"],
+]
+
+
+def configure(overrides: list[str]) -> Config:
+    return load_config([*overrides, *SMALL])
+
+
+def build(config: Config, world: World) -> MegatronIsland:
+    return MegatronIsland(
+        world=world, model=config.model, island=config.island, inner=config.inner, vocab_size=VOCAB, seed=1
+    )
+
+
+def outer_loop(config: Config, island: MegatronIsland, world: World, lane_group: Any) -> OuterLoop:
+    return OuterLoop(
+        island.weights(),
+        roles=build_roles(config),
+        lane_group=lane_group,
+        island_group=IslandGroup(world.group, world.device),
+        identity={},
+        publish=island.publish,
+    )
+
+
+def storage_bytes(tensors: Iterable[Tensor]) -> dict[int, int]:
+    """Allocated bytes by address, each storage once."""
+    return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors if t.numel()}
+
+
+def allocated(config: Config, island: MegatronIsland, loop: OuterLoop) -> dict[str, int]:
+    parameters = [entry.parameter for entry in island._named]
+    mains = [owned.main for owned in island._owned.values()]
+    moments = [t for main in mains for t in island._optimiser.moments(main).values()]
+    weights = storage_bytes(parameters)
+    outer = [t for state in loop._states for t in (state.anchor, *state.slots.values())]
+    outer += [
+        t
+        for state in loop._states
+        for residual in state.residuals
+        for t in (residual.committed, residual.pending)
+        if t is not None
+    ]
+    inner = {address: size for address, size in storage_bytes([*mains, *moments]).items() if address not in weights}
+    return {
+        "weights": sum(weights.values()),
+        "gradients": sum(storage_bytes(p.main_grad for p in parameters).values()),
+        "inner_optimizer": sum(inner.values()),
+        "outer_state": sum(storage_bytes(outer).values()),
+    }
+
+
+def measure(overrides: list[str]) -> dict[str, Any]:
+    """Build one island of these ranks; what it allocates, and what it sends in a step and in a sync."""
+    config = configure(overrides)
+    world = start_world(config.island.layout, Device.cpu)
+    try:
+        island = build(config, world)
+        loops = [
+            outer_loop(config, island, world, MemoryLaneGroup(Hub(Turns(2)), island=index, lane="x"))
+            for index in range(2)
+        ]
+        static = [allocated(config, island, loop) for loop in loops]
+        tokens = torch.randint(0, VOCAB, (config.island.micro_batch_size, config.model.sequence_length + 1))
+        meter = InsideMeter()
+        with meter:
+            island.forward_backward([tokens] * config.island.microbatches)
+            island.update()
+            step = meter.bytes_sent
+            loop = outer_loop(config, island, world, alone("x"))
+            before = meter.bytes_sent
+            loop._engine.complete(loop._engine.begin(0, [s.values for s in island.weights()], loop._progress))
+            island.publish()
+        return {
+            "lane": world.lane,
+            "held": sorted((s.name, s.numel, s.replicas.size() if s.replicas else 1) for s in island.weights()),
+            "flat": loop._states[0].fragment.numel,
+            "names": [name for name, _ in _named(island)],
+            "shapes": _named(island),
+            "static": {part: max(found[part] for found in static) for part in static[0]},
+            "step": step,
+            "sync": meter.bytes_sent - before,
+        }
+    finally:
+        stop_world()
+
+
+def _named(island: MegatronIsland) -> list[tuple[str, tuple[int, ...]]]:
+    return [(entry.name, tuple(entry.parameter.shape)) for entry in island._named]
+
+
+def measure_all(cases: list[list[str]]) -> list[dict[str, Any]]:
+    """One world after another on the same ranks: each meets under keys of its own in their store."""
+    start = dist.init_process_group
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    found = []
+    for number, overrides in enumerate(cases):
+        if int(os.environ["WORLD_SIZE"]) > 1:
+            dist.init_process_group = partial(start, store=dist.PrefixStore(str(number), store))
+        found.append(measure(overrides))
+    return found
+
+
+def compare(overrides: list[str], found: dict[str, Any]) -> None:
+    config, lane = configure(overrides), found["lane"]
+    here = [parameter for chunk in chunks(config, VOCAB, lane) for parameter in chunk]
+    assert sorted(found["shapes"]) == sorted((p.name, p.shape) for p in here)
+    held = holdings(config, VOCAB, lane)
+    assert found["held"] == sorted((h.name, h.numel, h.replicas) for h in held)
+    assert found["flat"] == flat_numel(held, build_roles(config).codec.alignment)
+    needed = estimate_lane(config, VOCAB, lane)
+    assert found["static"] == {part: getattr(needed, part) for part in found["static"]}
+    predicted = predict_inside(config, VOCAB, lane)
+    few_numbers = 1024
+    assert predicted.per_step <= found["step"] <= predicted.per_step + few_numbers
+    assert abs(predicted.per_sync - found["sync"]) <= few_numbers
+
+
+@pytest.mark.parametrize(("ranks", "cases"), [(1, [SINGLE]), (2, TWO_RANKS), (4, FOUR_RANKS)])
+def test_predictions_equal_real_islands(ranks: int, cases: list[list[str]]) -> None:
+    for results in run_ranks(ranks, measure_all, cases):
+        for overrides, found in zip(cases, results, strict=True):
+            compare(overrides, found)
+
+
+def test_vocabulary_and_size_of_the_model() -> None:
+    config = configure(SINGLE)
+    assert padded_vocab(VOCAB, config.model) == 64
+    assert padded_vocab(64, config.model) == 64
+    assert padded_vocab(65, config.model) == 128
+    (only,) = config.island.layout.lanes()
+    assert sum(h.numel for h in holdings(config, VOCAB, only)) == total_parameters(config.model, VOCAB)
+
+
+class _SumOverRanks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        return values * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        dist.all_reduce(gradient)
+        return gradient
+
+
+def collectives() -> list[tuple[str, int]]:
+    """Each collective with 1200 fp32 elements a rank, over three ranks: (name, bytes counted here)."""
+    dist.init_process_group("gloo")
+    rank, counted = dist.get_rank(), []
+    own, three = torch.ones(1200), torch.ones(3600)
+    parts = list(three.chunk(3))
+    alias = dist.all_gather_into_tensor
+    meter = InsideMeter()
+    meter.install()
+
+    def count(name: str, action: Any) -> None:
+        before = meter.bytes_sent
+        action()
+        counted.append((name, meter.bytes_sent - before))
+
+    count("all_reduce", lambda: dist.all_reduce(own))
+    count("broadcast", lambda: dist.broadcast(own, src=0))
+    count("reduce", lambda: dist.reduce(own, dst=1))
+    count("all_gather", lambda: dist.all_gather(parts, own))
+    count("all_gather_into_tensor", lambda: alias(three, own))
+    count("reduce_scatter_tensor", lambda: dist.reduce_scatter_tensor(own, three))
+    count("all_to_all_single", lambda: dist.all_to_all_single(torch.empty(3600), three))
+    count("gather", lambda: dist.gather(own, parts if rank == 0 else None, dst=0))
+    count("scatter", lambda: dist.scatter(own, parts if rank == 0 else None, src=0))
+    count("ring", lambda: pass_on(own, rank))
+    count("barrier", dist.barrier)
+    meter.current = 1
+    count("thread", lambda: in_thread(lambda: dist.all_reduce(own)))
+    count("backward", lambda: _SumOverRanks.apply(own.clone().requires_grad_()).sum().backward())
+    meter.current = 0
+    count("turn of another island", lambda: None)
+    meter.remove()
+    count("removed", lambda: dist.all_reduce(own))
+    dist.destroy_process_group()
+    return counted
+
+
+def pass_on(values: Tensor, rank: int) -> None:
+    arriving = torch.empty_like(values)
+    requests = dist.batch_isend_irecv(
+        [dist.P2POp(dist.isend, values, (rank + 1) % 3), dist.P2POp(dist.irecv, arriving, (rank - 1) % 3)]
+    )
+    for request in requests:
+        request.wait()
+
+
+def in_thread(action: Any) -> None:
+    thread = threading.Thread(target=action)
+    thread.start()
+    thread.join()
+
+
+def test_meter_counts_every_collective_by_its_ring_formula() -> None:
+    own = 4 * 1200
+    expected = [
+        ("all_reduce", 2 * 2 * own // 3),
+        ("broadcast", 2 * own // 3),
+        ("reduce", 2 * own // 3),
+        ("all_gather", 2 * own),
+        ("all_gather_into_tensor", 2 * own),
+        ("reduce_scatter_tensor", 2 * own),
+        ("all_to_all_single", 2 * own),
+        ("gather", 2 * own // 3),
+        ("scatter", 2 * own // 3),
+        ("ring", own),
+        ("barrier", 0),
+        ("thread", 2 * 2 * own // 3),
+        ("backward", 2 * 2 * own // 3),
+        ("turn of another island", 0),
+        ("removed", 0),
+    ]
+    assert run_ranks(3, collectives) == [expected] * 3
+
+
+def test_meter_is_installed_once() -> None:
+    with InsideMeter() as meter, pytest.raises(RuntimeError, match="installed already"):
+        meter.install()
