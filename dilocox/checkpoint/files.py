@@ -152,10 +152,11 @@ def commit(folder: Path, manifest: Manifest) -> None:
     (partial / MANIFEST).write_bytes(_render(manifest))
     record(partial / MANIFEST)
     _sync_folder(partial)
-    if final.exists():
-        _remove(final)
+    replaced = _unlist(final) if final.exists() else None
     partial.rename(final)
     _sync_folder(folder)
+    if replaced:
+        shutil.rmtree(replaced)
 
 
 def prune(folder: Path, *, newest: int, keep_last: int) -> None:
@@ -167,14 +168,12 @@ def prune(folder: Path, *, newest: int, keep_last: int) -> None:
     keep = [step for step in steps if step <= newest][-keep_last:]
     for step in steps:
         if step not in keep:
-            _remove(step_folder(folder, step))
+            shutil.rmtree(_unlist(step_folder(folder, step)))
 
 
-def _remove(path: Path) -> None:
-    """Delete a checkpoint so that it is whole until the moment in which it is not listed any more."""
-    leaving = path.with_name(f"{path.name}.old{PARTIAL}")
-    path.rename(leaving)
-    shutil.rmtree(leaving)
+def _unlist(path: Path) -> Path:
+    """Rename a checkpoint that is to be deleted, so that it is whole as long as it is listed; returns its new path."""
+    return path.rename(path.with_name(f"{path.name}.old{PARTIAL}"))
 
 
 def _sync_folder(folder: Path) -> None:
