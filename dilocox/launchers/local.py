@@ -12,7 +12,8 @@ from torch.distributed import TCPStore
 
 from dilocox.config import Config, Launcher
 from dilocox.launchers.processes import ProcessSpec, run_together
-from dilocox.launchers.rendezvous import LOOPBACK, Address, serve_store
+from dilocox.launchers.rendezvous import LOOPBACK, serve_store
+from dilocox.outer.transport.rendezvous import Address
 
 IslandCommand = Callable[[int | None, Address], Sequence[str]]
 """The command of a rank of one island, given the rendezvous; None asks for all islands in one world."""

@@ -8,19 +8,20 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup, TCPStore
+from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor import Shard as Split
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn.parallel import DistributedDataParallel
 
-from dilocox.errors import ConfigError, HandshakeError
+from dilocox.errors import ConfigError
 from dilocox.outer.island_group import IslandGroup
 from dilocox.outer.loop import OuterLoop
 from dilocox.outer.roles import Roles
 from dilocox.outer.transport.gloo import GlooLaneGroup, address_towards, shake_hands
 from dilocox.outer.transport.memory import alone
 from dilocox.outer.transport.protocol import LaneGroup
+from dilocox.outer.transport.rendezvous import connect_store, parse_address
 from dilocox.shards import Box, Shard, whole_shard
 
 
@@ -68,15 +69,10 @@ def join(
         raise ConfigError("island", island, f"not in 0…{islands - 1} (islands={islands})", "Count islands from 0")
     if islands == 1:
         return alone(lane)
-    host, _, port = (rendezvous or "").rpartition(":")
-    if not host or not port.isdigit():
-        raise ConfigError("rendezvous", rendezvous, "expected host:port", "Give where `dilocox coordinator` runs")
-    try:
-        store = TCPStore(host, int(port), is_master=False, wait_for_workers=False)
-    except RuntimeError as error:
-        raise HandshakeError(f"nobody answers at rendezvous {rendezvous}: start `dilocox coordinator` there") from error
+    meeting_point = parse_address(rendezvous)
+    store = connect_store(meeting_point, timeout_s)
     shake_hands(store, identity, island=island, islands=islands, leader=leader, timeout_s=timeout_s)
-    address = address_towards(host, int(port))
+    address = address_towards(*meeting_point)
     return GlooLaneGroup(store, island=island, islands=islands, lane=lane, address=address, timeout_s=timeout_s)
 
 

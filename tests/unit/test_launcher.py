@@ -17,7 +17,7 @@ from dilocox.config import Config, load_config
 from dilocox.errors import DilocoxError, SyncError
 from dilocox.launchers.local import launch
 from dilocox.launchers.processes import Outcome, ProcessSpec, report_error, run_together
-from dilocox.launchers.rendezvous import Address
+from dilocox.outer.transport.rendezvous import Address
 
 MARK = "DILOCOX_TEST_MARK"
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dilocox.errors import ConfigError
-from dilocox.launchers.rendezvous import Address, connect_store, parse_address, serve_store
+from dilocox.errors import ConfigError, HandshakeError
+from dilocox.launchers.rendezvous import serve_store
+from dilocox.outer.transport.rendezvous import Address, connect_store, parse_address
 
 
 @given(
@@ -22,13 +23,13 @@ def test_addresses_are_read_as_they_are_written(host: str, port: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "host", "host:", ":29400", "host:0", "host:65536", "host:-1", "host:x", "host:２９", "::1:29400",
+    "text", [None, "", "host", "host:", ":29400", "host:0", "host:65536", "host:-1", "host:x", "host:２９", "::1:29400",
              "[::1]", "tcp://host:29400", "[]:1", "two words:1", "[::1:29400", "host/29400"]
 )  # fmt: skip
-def test_other_addresses_are_refused_by_name(text: str) -> None:
+def test_other_addresses_are_refused_by_name(text: str | None) -> None:
     with pytest.raises(ConfigError, match="host:port") as caught:
         parse_address(text)
-    assert caught.value.field == "--rendezvous"
+    assert caught.value.field == "rendezvous"
 
 
 @given(st.text(max_size=30))
@@ -68,10 +69,16 @@ def test_a_port_in_use_is_an_error_that_names_it(loopback_only: bool) -> None:
         serve_store(server.port, loopback_only=loopback_only)
 
 
+@pytest.mark.parametrize("port", [-1, 65536])
+def test_a_port_that_cannot_be_is_an_error_that_names_it(port: int) -> None:
+    with pytest.raises(ConfigError, match=f"port={port}"):
+        serve_store(port)
+
+
 def test_a_rendezvous_that_is_not_there_is_an_error_that_names_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = Address("127.0.0.1", taken.getsockname()[1])
-    with pytest.raises(ConfigError, match=rf"{address}.*nothing answered.*coordinator"):
+    with pytest.raises(HandshakeError, match=rf"nobody answered at rendezvous {address}.*coordinator"):
         connect_store(address, timeout_s=0.3)
 
 
