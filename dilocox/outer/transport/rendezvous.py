@@ -6,7 +6,6 @@ addresses, settings to compare and counters; weights travel between the islands 
 
 import socket
 import time
-from datetime import timedelta
 from typing import NamedTuple
 
 from torch.distributed import TCPStore
@@ -38,10 +37,7 @@ def parse_address(text: str | None) -> Address:
 
 
 def connect_store(address: Address, timeout_s: float) -> TCPStore:
-    """The store of a rendezvous, waiting up to `timeout_s` for it to appear; raises HandshakeError when it does not.
-
-    `timeout_s` is also how long a `get` or `wait` on the store may take unless it says otherwise.
-    """
+    """The store of a rendezvous, waiting up to `timeout_s` for it to appear; raises HandshakeError when it does not."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:
@@ -54,4 +50,4 @@ def connect_store(address: Address, timeout_s: float) -> TCPStore:
                     "Start `dilocox coordinator` there, and let all islands reach its port"
                 ) from error
             time.sleep(0.2)
-    return TCPStore(address.host, address.port, is_master=False, timeout=timedelta(seconds=timeout_s))
+    return TCPStore(address.host, address.port, is_master=False)
