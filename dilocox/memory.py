@@ -10,12 +10,13 @@ from dataclasses import dataclass
 import torch
 
 from dilocox.config import Config, Device, InnerOptimizer, Precision, Recompute, StateDevice, load_config
+from dilocox.method import build_roles
 from dilocox.outer.fragments import CHUNK_ELEMENTS, Fragment
 from dilocox.outer.roles import Roles
 from dilocox.parameters import buffers, flat_numel, holdings, padded_vocab, total_parameters
 from dilocox.shards import whole_shard
 from dilocox.topology import Lane
-from dilocox.traffic import build_roles, rehearse
+from dilocox.traffic import rehearse
 
 GIB = 1 << 30
 RUNTIME_BYTES = 3 * GIB

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from dilocox.config import ROLES, Config, build_role
+from dilocox.config import Config
+from dilocox.method import build_roles
 from dilocox.outer.exchange.protocol import Received
 from dilocox.outer.fragments import Fragment
 from dilocox.outer.roles import Roles
@@ -99,6 +100,9 @@ class _CountingTransport:
     def wait(self, deadline: float) -> None:
         """Everything has arrived already."""
 
+    def abort(self) -> None:
+        """Nothing is under way."""
+
     def close(self) -> None:
         """Nothing is open."""
 
@@ -116,10 +120,6 @@ def rehearse(numel: int, roles: Roles, island: int, islands: int) -> Rehearsal:
         received_messages=job.received_bytes,
         delivered=sum(body.numel() for delivery in deliveries for body in delivery.bodies),
     )
-
-
-def build_roles(config: Config) -> Roles:
-    return Roles(**{role: build_role(config, role) for role in ROLES})
 
 
 @dataclass(frozen=True)

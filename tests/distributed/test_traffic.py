@@ -16,11 +16,12 @@ from dilocox.inside_traffic import predict_inside
 from dilocox.islands.megatron import MegatronIsland
 from dilocox.islands.world import World, start_world, stop_world
 from dilocox.memory import estimate_lane
+from dilocox.method import build_roles
 from dilocox.outer.island_group import IslandGroup
 from dilocox.outer.loop import OuterLoop
 from dilocox.outer.transport.memory import Hub, MemoryLaneGroup, Turns, alone
 from dilocox.parameters import chunks, flat_numel, holdings, padded_vocab, total_parameters
-from dilocox.traffic import InsideMeter, build_roles
+from dilocox.traffic import InsideMeter
 from tests.distributed.ranks import run_ranks
 
 VOCAB = 61
