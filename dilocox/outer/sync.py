@@ -5,6 +5,7 @@ Protocol of a sync, on every lane of every island:
 1. Encode the payload into messages (kept until the next sync is committed) and a pending residual.
 2. Run the exchange over the lane group. Every message carries the number of the sync, a fingerprint of the settings
    and the checksum of what islands shared after this fragment's last sync; a difference there is a DriftError.
+   A lane that cannot finish breaks its connections, which its peers notice at once.
 3. Vote. The lanes of an island take the worst of what befell them; each lane tells it to its lane group; the lanes
    take the worst of what they heard. Only if no lane of any island reports a problem is the sync committed: state,
    residuals and weights change after this point only.
@@ -193,7 +194,10 @@ class SyncEngine:
                     f"infinity, first in {first_nonfinite(job.fragment.shards, job.values)}. Nothing was applied; "
                     "resume from the last checkpoint with a lower inner.lr, and look at the data of this round"
                 )
-        except (SyncError, DriftError, NonFiniteError) as error:
+        except (SyncError, DriftError) as error:
+            self._lane_group.transport.abort()
+            problem = error
+        except NonFiniteError as error:
             problem = error
         self._vote(job.number, problem)
         return deliveries

@@ -10,6 +10,7 @@ Gloo is plaintext, unauthenticated, and opens a connection on ephemeral ports be
 lane: it is for networks that one trusts, or for a private tunnel.
 """
 
+import contextlib
 import json
 import socket
 import time
@@ -17,12 +18,14 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.distributed import PrefixStore, ProcessGroup, ProcessGroupGloo, Store, Work
 
 from dilocox.errors import HandshakeError, SyncError
 
 _GENERATION = "lane-group/generation"
+_UNUSED_TAG = 2**31 - 1
 
 
 class GlooTransport:
@@ -55,8 +58,16 @@ class GlooTransport:
         self.bytes_received += buffer.numel()
         return _GlooPending(work, buffer, f"receiving from island {peer}")
 
+    def abort(self) -> None:
+        """Gloo has no call for this, but it breaks all connections of a group when a wait on one of them times out."""
+        if self._group is not None and self.islands > 1:
+            somebody = (self.island + 1) % self.islands
+            with contextlib.suppress(RuntimeError):
+                never = self._group.recv([torch.empty(1, dtype=torch.uint8)], somebody, _UNUSED_TAG)
+                never.wait(timedelta(milliseconds=1))
+        self._group = None
+
     def close(self) -> None:
-        """Drop the connections; they end with the last message that is still under way."""
         self._group = None
 
     def _open(self) -> ProcessGroup:
@@ -103,7 +114,7 @@ class GlooLaneGroup:
 
     def rebuild(self) -> None:
         counted = (self._transport.bytes_sent, self._transport.bytes_received)
-        self._transport.close()
+        self._transport.abort()
         expected, wanted = str(self._generation), str(self._generation + 1)
         self._generation = int(self._store.compare_set(_GENERATION, expected, wanted))
         self._transport = self._connect()

@@ -95,6 +95,9 @@ class MemoryTransport:
         self.bytes_received += buffer.numel()
         return _Awaited(self._hub, self.island, peer, buffer)
 
+    def abort(self) -> None:
+        """Nothing to break: an island that fails takes the process with it."""
+
     def close(self) -> None:
         """Nothing to release: the boxes belong to the hub."""
 

@@ -32,7 +32,14 @@ class Transport(Protocol):
     def receive(self, peer: int, buffer: Tensor) -> Pending:
         """Start to receive into a uint8 CPU tensor of exactly the length that the peer sends."""
 
-    def close(self) -> None: ...
+    def abort(self) -> None:
+        """Break all connections, so that peers notice at once; nothing can be sent or received any more.
+
+        Whoever leaves an exchange midway must do so: its next message would be taken for one that is still missing.
+        """
+
+    def close(self) -> None:
+        """Let go of the connections; messages under way may still arrive."""
 
 
 class LaneGroup(Protocol):
