@@ -48,6 +48,7 @@ class ProgressDisplay:
             return
         for record in self._tail.read():
             self._lines.update(record)
+        self._lines.flush()
         self._thread = threading.Thread(target=self._run, name="progress-display", daemon=True)
         self._thread.start()
 
@@ -84,8 +85,12 @@ class ProgressDisplay:
         while not over:
             over = self._over.wait(POLL_S)
             for record in self._tail.read():
-                for line in self._lines.update(record):
-                    self._terminal.print(line, soft_wrap=True, markup=False)
+                self._print(self._lines.update(record))
+        self._print(self._lines.flush())
+
+    def _print(self, lines: list[str]) -> None:
+        for line in lines:
+            self._terminal.print(line, soft_wrap=True, markup=False)
 
     def _show_live(self) -> None:
         progress = self._lines.progress

@@ -1,6 +1,7 @@
-"""Counting: parameters and FLOPs of the Llama-style model, and the share of the GPUs' peak that training reaches."""
+"""Counting: FLOPs of the Llama-style model, and the share of the GPUs' peak that training reaches."""
 
 from dilocox.config import ModelConfig
+from dilocox.parameters import total_parameters
 
 # Dense bf16 peak in FLOP/s from the vendors' data sheets, by a part of the name that CUDA gives; the first match is it.
 PEAK_FLOPS = (
@@ -18,19 +19,10 @@ PEAK_FLOPS = (
 
 
 def matmul_parameters(model: ModelConfig, padded_vocab_size: int) -> int:
-    """Weights by which every token is multiplied: attention, feed-forward, and the output layer, tied or not."""
-    hidden = model.hidden_size
-    key_value = hidden // model.heads * model.kv_heads
-    attention = 2 * hidden * hidden + 2 * hidden * key_value
-    feed_forward = 3 * hidden * model.ffn_hidden_size
-    return model.layers * (attention + feed_forward) + hidden * padded_vocab_size
-
-
-def parameters(model: ModelConfig, padded_vocab_size: int) -> int:
-    """Parameters of the model, whatever its layout: the matrices, the norms, and embeddings that are not tied."""
+    """Weights by which every token is multiplied: neither norms, nor an embedding that is looked up only."""
     norms = (2 * model.layers + 1) * model.hidden_size
-    embeddings = 0 if model.tied_embeddings else model.hidden_size * padded_vocab_size
-    return matmul_parameters(model, padded_vocab_size) + norms + embeddings
+    looked_up = 0 if model.tied_embeddings else model.hidden_size * padded_vocab_size
+    return total_parameters(model, padded_vocab_size) - norms - looked_up
 
 
 def flops_per_token(model: ModelConfig, padded_vocab_size: int) -> float:

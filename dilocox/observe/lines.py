@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from dilocox.observe.progress import RunProgress
 from dilocox.observe.recorder import perplexity
-from dilocox.observe.schema import Evaluation, Record, Resume, Start, Step
+from dilocox.observe.schema import Evaluation, Record, Resume, Start, Step, Sync
 from dilocox.observe.units import duration, quantity
 
 STEP_LINES = 10
@@ -18,25 +18,33 @@ class PlainLines:
         self.progress = RunProgress.of(islands)
         self._steps = steps
         self._every = max(1, steps // STEP_LINES)
-        self._printed_step = 0
+        self._last_step = 0
+        self._due = False
         self._starting = set(islands)
 
     def update(self, record: Record) -> list[str]:
         """Take in a record; returns the lines that it completes."""
         if record.island not in self.progress.islands:
             return []
+        lines = [] if isinstance(record, Sync) else self.flush()
         self.progress.update(record)
         match record:
             case Start():
-                return self._start_lines(record)
+                lines += self._start_lines(record)
             case Resume():
-                self._printed_step = min(self._printed_step, record.step)
-                return [f"island {record.island} goes on at step {record.step} from {record.path or 'the beginning'}"]
+                self._last_step = min(self._last_step, record.step)
+                lines.append(f"island {record.island} goes on at step {record.step} from {record.path or 'its start'}")
             case Step():
-                return self._step_lines()
+                self._look_for_step_line()
             case Evaluation():
-                return self._evaluation_lines(record)
-        return []
+                lines += self._evaluation_lines(record)
+        return lines
+
+    def flush(self) -> list[str]:
+        """The line that waits for the syncs of its step, if there is one."""
+        lines = [self._step_line(self._last_step)] if self._due else []
+        self._due = False
+        return lines
 
     def _start_lines(self, start: Start) -> list[str]:
         self._starting.discard(start.island)
@@ -50,14 +58,12 @@ class PlainLines:
             f"{start.inner_optimizer}; {start.algo}"
         ]
 
-    def _step_lines(self) -> list[str]:
+    def _look_for_step_line(self) -> None:
         step = self.progress.steps
-        if step < self._steps and step // self._every <= self._printed_step // self._every:
-            return []
-        if step == self._printed_step:
-            return []
-        self._printed_step = step
-        return [self._step_line(step)]
+        marked = step // self._every > self._last_step // self._every
+        if marked or (step == self._steps and step > self._last_step):
+            self._last_step = step
+            self._due = True
 
     def _step_line(self, step: int) -> str:
         islands = list(self.progress.islands.values())

@@ -23,6 +23,7 @@ from dilocox.observe.schema import (
 )
 from dilocox.observe.wandb_sink import WandbSink
 from dilocox.observe.writer import MetricsWriter
+from dilocox.parameters import total_parameters
 
 
 class Recorder:
@@ -75,7 +76,7 @@ class Recorder:
                 dp=layout.dp,
                 steps=config.steps,
                 tokens_per_step=self._tokens_per_step,
-                parameters=flops.parameters(config.model, padded_vocab_size),
+                parameters=total_parameters(config.model, padded_vocab_size),
                 flops_per_token=self._flops_per_token,
                 peak_flops=self._peak_flops,
                 device=name,
