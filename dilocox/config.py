@@ -118,6 +118,10 @@ class ModelConfig:
     init_std: float
     vocab_multiple: int
 
+    def padded_vocab(self, vocab_size: int) -> int:
+        """The vocabulary rounded up to a multiple of `vocab_multiple`, whatever tp is."""
+        return -(-vocab_size // self.vocab_multiple) * self.vocab_multiple
+
 
 @dataclass
 class IslandConfig:

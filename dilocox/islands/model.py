@@ -19,7 +19,6 @@ from dilocox.islands.mcore import (
 )
 from dilocox.islands.world import World
 
-
 RECOMPUTE: dict[Recompute, dict[str, Any]] = {
     Recompute.none: {},
     Recompute.selective: {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]},
@@ -59,11 +58,6 @@ class CausalAttention(nn.Module):
         return mixed.permute(2, 0, 1, 3).flatten(2)
 
 
-def padded_vocab(vocab_size: int, model: ModelConfig) -> int:
-    """The vocabulary rounded up to a multiple of `model.vocab_multiple`, whatever tp is."""
-    return -(-vocab_size // model.vocab_multiple) * model.vocab_multiple
-
-
 def build_chunks(
     model: ModelConfig, island: IslandConfig, precision: Precision, vocab_size: int, world: World
 ) -> list[DistributedDataParallel]:
@@ -85,7 +79,7 @@ def build_chunks(
         chunk = GPTModel(
             config=config,
             transformer_layer_spec=_block(config, vp_stage, world.lane.pp),
-            vocab_size=padded_vocab(vocab_size, model),
+            vocab_size=model.padded_vocab(vocab_size),
             max_sequence_length=model.max_position,
             pre_process=world.lane.pp == 0 and index == 0,
             post_process=world.lane.pp == world.layout.pp - 1 and index == last,

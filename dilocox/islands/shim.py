@@ -53,7 +53,7 @@ def _patch_tensor() -> None:
         return answer.replace("torch.", "torch.cuda.", 1) if isinstance(answer, str) else answer
 
     # The tied embedding is moved to the GPU before its first all-reduce.
-    Tensor.cuda = lambda self, *args, **kwargs: self
+    Tensor.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
     # The optimizers sort parameters into fp32 and bf16 by comparing with "torch.cuda.FloatTensor".
     Tensor.type = type_name  # type: ignore[method-assign, assignment]
 
@@ -62,10 +62,10 @@ def _patch_cuda() -> None:
     # Passed as `device=` nearly everywhere.
     torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment, return-value]
     # Called after each batched point-to-point exchange of the pipeline.
-    torch.cuda.synchronize = lambda device=None: None  # type: ignore[assignment]
+    torch.cuda.synchronize = lambda device=None: None
     # The random streams of dropout and recomputation then work on the CPU generator as they do on the GPU's.
     torch.cuda.manual_seed = torch.manual_seed  # type: ignore[assignment]
-    torch.cuda.get_rng_state = lambda device="cuda": torch.get_rng_state()  # type: ignore[assignment]
+    torch.cuda.get_rng_state = lambda device="cuda": torch.get_rng_state()
 
 
 def _patch_megatron() -> None:
