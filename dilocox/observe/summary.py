@@ -76,7 +76,7 @@ def summarise(records: Sequence[Record]) -> Summary:
     if not losses:
         raise MetricsError("no summary: the records hold no held-out loss")
     start = next(record for record in reversed(records) if isinstance(record, Start))
-    last, first = losses[-1].step, losses[0].step
+    first, last = min(loss.step for loss in losses), max(loss.step for loss in losses)
     heldout = fmean(record.loss for record in losses if record.step == last)
     seconds = max(_seconds(records, island) for island in ends)
     in_sync = max(sum(sync.seconds for sync in syncs if sync.island == island) for island in ends)

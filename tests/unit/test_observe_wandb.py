@@ -1,4 +1,4 @@
-"""W&B for real, offline and refused: in processes of their own, since it keeps a service and an account in a process."""
+"""W&B for real, offline and refused: in processes of their own, as it keeps a service and an account in a process."""
 
 import os
 import subprocess
