@@ -234,6 +234,12 @@ def test_no_held_out_sequence_is_taken_twice_and_none_is_missing(heldout_folder:
     assert read.total() > sequences - 6
 
 
+def test_a_few_held_out_sequences_are_spread_over_the_text(heldout_folder: Path) -> None:
+    corpus = _open(_config(Source.folder, heldout_folder), sequence_length=8)
+    documents = {int(batch[0, 0]) for batch in corpus.heldout(4)}
+    assert len(documents) == 4
+
+
 def test_the_standard_library_is_dealt_whole() -> None:
     data = DataConfig(Source.stdlib, None, "**/*.py", "text", Tokenizer.bytes, 0.02, 1024)
     corpora = [_open(data, islands=2, island=island, sequence_length=128, micro_batch_size=16) for island in range(2)]
