@@ -32,7 +32,7 @@ class Heldout:
         return max(0, len(self.packed.tokens) - 1) // self.sequence_length
 
     def microbatches(self, batches: int) -> list[Tensor]:
-        """int64 [micro_batch, sequence_length + 1] each, of this dp rank: spread evenly over the text, no two alike.
+        """int64 [micro_batch, sequence_length + 1] each, of this dp rank: spread evenly over the text, none twice.
 
         The same on every island and every call; fewer than `batches` when there is no more text, on all dp ranks alike.
         """
