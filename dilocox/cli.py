@@ -98,9 +98,9 @@ def _island(arguments: argparse.Namespace) -> int:
 
     config = load_config([*arguments.overrides, f"islands={arguments.islands}"])
     if arguments.all_islands:
-        run_all_islands(config)
+        run_all_islands(config, quiet=arguments.quiet)
     else:
-        run_island(config, arguments.island, arguments.rendezvous)
+        run_island(config, arguments.island, arguments.rendezvous, quiet=arguments.quiet)
     return 0
 
 

@@ -9,7 +9,7 @@ from dilocox.observe.summary import describe, summarise, write_summary
 
 
 def finish(run_dir: Path) -> str:
-    """Write `summary.json` and `loss.png` of a run all of whose islands have ended; returns a few lines for a person."""
+    """Write `summary.json` and `loss.png` of a run whose islands have all ended; returns a few lines for a person."""
     records = read(run_dir / METRICS_FILE)
     summary = summarise(records)
     written = [write_summary(summary, run_dir), draw_losses(records, run_dir)]

@@ -83,7 +83,7 @@ def describe(roles: Roles) -> dict[str, object]:
         if role != "participation":  # how long an island waits is its own business
             described[role] = type(choice).__name__
             settings = {
-                key: value for key, value in vars(choice).items() if isinstance(value, bool | int | float | str)
+                key: value for key, value in vars(choice).items() if isinstance(value, bool | int | float | str | tuple)
             }
             described |= {f"{role}.{key}": value for key, value in settings.items()}
     return described
