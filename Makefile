@@ -64,14 +64,14 @@ FIND_PYTHON = for python in $(PYTHON) python3.11 python3.12 python3.13 python3; 
 	"$$python" -m venv .venv
 
 .venv/installed: requirements.lock pyproject.toml setup.py | .venv/bin/python
-	.venv/bin/python -m pip install --quiet -r requirements.lock
-	.venv/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	.venv/bin/python -m pip install -qq -r requirements.lock
+	.venv/bin/python -m pip install -qq --no-deps --no-build-isolation --editable .
 	@touch $@
 
 # Resolves everything anew from pyproject.toml; look at the difference before committing it.
 lock: | .venv/bin/python
 	@rm -rf build/lock && .venv/bin/python -m venv build/lock
-	build/lock/bin/python -m pip install --quiet ".[dev,bench]"
+	build/lock/bin/python -m pip install -qq ".[dev,bench]"
 	@{ head -n 1 requirements.lock; \
 		build/lock/bin/python -m pip freeze --all --exclude dilocox --exclude pip --exclude wheel | sed 's/+[a-z0-9.]*$$//'; \
 	} > build/requirements.lock
