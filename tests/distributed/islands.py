@@ -95,12 +95,11 @@ class Setting:
 
 def setting(**changes: Any) -> Setting:
     """The tiny setting with changes to fields of model, island or inner, told apart by their names."""
-    groups = {"model": MODEL, "island": ISLAND, "inner": INNER}
-    changed = {
-        group: replace(base, **{key: value for key, value in changes.items() if hasattr(base, key)})
-        for group, base in groups.items()
-    }
-    return Setting(**changed)
+    model, island, inner = (
+        {key: change for key, change in changes.items() if hasattr(base, key)} for base in (MODEL, ISLAND, INNER)
+    )
+    assert len(model) + len(island) + len(inner) == len(changes), f"unknown or ambiguous among {sorted(changes)}"
+    return Setting(replace(MODEL, **model), replace(ISLAND, **island), replace(INNER, **inner))
 
 
 class Piece(NamedTuple):
