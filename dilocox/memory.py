@@ -13,7 +13,7 @@ from dilocox.config import Config, Device, InnerOptimizer, Precision, Recompute,
 from dilocox.method import build_roles
 from dilocox.outer.fragments import CHUNK_ELEMENTS, Fragment
 from dilocox.outer.roles import Roles
-from dilocox.parameters import buffers, flat_numel, holdings, padded_vocab, total_parameters
+from dilocox.parameters import buffers, flat_numel, holdings, total_parameters
 from dilocox.shards import whole_shard
 from dilocox.topology import Lane
 from dilocox.traffic import rehearse
@@ -185,7 +185,7 @@ def _logits(config: Config, vocab_size: int, lane: Lane) -> int:
     element = element_bytes(config)
     tokens = config.model.sequence_length * config.island.micro_batch_size
     cast = 2 * element if element < FP32 else 0
-    return tokens * padded_vocab(vocab_size, config.model) // config.island.tp * (FP32 + cast)
+    return tokens * config.model.padded_vocab(vocab_size) // config.island.tp * (FP32 + cast)
 
 
 EXPERIMENTS = ("125m", "350m", "1.3b", "7b", "13b", "70b")

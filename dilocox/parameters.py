@@ -53,17 +53,12 @@ class Buffer:
     buckets: list[tuple[int, int]]
 
 
-def padded_vocab(vocab_size: int, model: ModelConfig) -> int:
-    """The vocabulary rounded up to a multiple of `model.vocab_multiple`, whatever tp is."""
-    return -(-vocab_size // model.vocab_multiple) * model.vocab_multiple
-
-
 def total_parameters(model: ModelConfig, vocab_size: int) -> int:
     """Elements of the whole model, a tied embedding counted once."""
     attention = model.hidden_size * (2 * model.hidden_size + 2 * _kv_size(model))
     layer = attention + 3 * model.hidden_size * model.ffn_hidden_size + 2 * model.hidden_size
     ends = 1 if model.tied_embeddings else 2
-    embeddings = ends * padded_vocab(vocab_size, model) * model.hidden_size
+    embeddings = ends * model.padded_vocab(vocab_size) * model.hidden_size
     return model.layers * layer + embeddings + model.hidden_size
 
 
@@ -73,7 +68,7 @@ def chunks(config: Config, vocab_size: int, lane: Lane) -> list[list[LocalParame
     tp = island.tp
     vocab = LocalParameter(
         EMBEDDING,
-        (padded_vocab(vocab_size, model) // tp, model.hidden_size),
+        (model.padded_vocab(vocab_size) // tp, model.hidden_size),
         tp > 1,
         model.tied_embeddings and island.pp > 1,
     )

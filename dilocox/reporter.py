@@ -17,7 +17,6 @@ from dilocox.outer.sync import SyncReport
 from dilocox.outer.transport.protocol import LaneGroup
 from dilocox.outer.transport.share import share
 from dilocox.parameter_hash import parameter_hash
-from dilocox.parameters import padded_vocab
 from dilocox.traffic import InsideMeter
 
 
@@ -51,7 +50,7 @@ class Reporter:
             device=self._world.device,
             precision=self._island.precision,
             inner_optimizer=self._island.inner_optimizer_name,
-            padded_vocab_size=padded_vocab(vocab_size, self._config.model),
+            padded_vocab_size=self._config.model.padded_vocab(vocab_size),
         )
 
     def resumed(self, path: Path | None) -> None:

@@ -4,7 +4,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dilocox.config import Device
 from dilocox.observe.flops import matmul_parameters
-from dilocox.parameters import padded_vocab
 from dilocox.topology import Layout
 from tests.distributed.islands import VOCAB, setting
 from tests.distributed.ranks import run_ranks
@@ -30,4 +29,4 @@ def test_matrix_products_are_counted_as_torch_counts_them() -> None:
     for tied, counted in zip((True, False), counts, strict=True):
         one = setting(tied_embeddings=tied)
         tokens = one.island.batch_size * one.model.sequence_length
-        assert counted == 3 * 2 * matmul_parameters(one.model, padded_vocab(VOCAB, one.model)) * tokens
+        assert counted == 3 * 2 * matmul_parameters(one.model, one.model.padded_vocab(VOCAB)) * tokens
