@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dilocox.config import Config, Launcher
 from dilocox.data.tokenizer import build_tokenizer
 from dilocox.inside_traffic import InsideTraffic, predict_inside
-from dilocox.memory import GIB, MemoryEstimate, element_bytes, estimate_lane, uses_gpu
+from dilocox.memory import GIB, MemoryEstimate, element_bytes, estimates, uses_gpu
 from dilocox.method import build_roles
 from dilocox.parameters import chunks
 from dilocox.topology import Lane
@@ -18,13 +18,12 @@ def describe(config: Config) -> str:
     between = predict_between(config, vocab_size)
     lanes = list(config.island.layout.lanes())
     inside = {lane: predict_inside(config, vocab_size, lane) for lane in lanes}
-    memory = {lane: estimate_lane(config, vocab_size, lane) for lane in lanes}
     sections = {
         "Run": _run(config, between),
         "Who sits where, and who talks to whom": _seats(config, vocab_size),
         "Between islands": _between(config, between),
         "Inside an island, bytes sent": _inside(config, inside),
-        "Memory of a rank": _memory(config, memory),
+        "Memory of a rank": _memory(config, estimates(config, vocab_size)),
     }
     return "\n\n".join(f"{title}\n{'-' * len(title)}\n{body}" for title, body in sections.items())
 

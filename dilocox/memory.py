@@ -5,7 +5,9 @@ with what an island allocates). Messages and received codes come from a rehearsa
 the method of Korthikanti et al. (arXiv 2205.05198, section 4), with the tensors that this model keeps for backward.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, partial
 
 import torch
 
@@ -70,19 +72,25 @@ class MemoryEstimate:
 
 def estimate(config: Config, vocab_size: int) -> MemoryEstimate:
     """The rank of an island that needs most memory on its device; `vocab_size` is the tokenizer's."""
-    estimates = [estimate_lane(config, vocab_size, lane) for lane in config.island.layout.lanes()]
-    return max(estimates, key=lambda found: (found.device, found.host))
+    return max(estimates(config, vocab_size).values(), key=lambda found: (found.device, found.host))
 
 
-def estimate_lane(config: Config, vocab_size: int, lane: Lane) -> MemoryEstimate:
-    """What the rank at `lane` needs."""
-    on_cpu = not uses_gpu(config)
+def estimates(config: Config, vocab_size: int) -> dict[Lane, MemoryEstimate]:
+    """What each rank of an island needs."""
     roles = build_roles(config)
+    sync = cache(partial(_sync, config, roles))  # most lanes have flat buffers of a few lengths
+    return {lane: _estimate(config, vocab_size, lane, roles, sync) for lane in config.island.layout.lanes()}
+
+
+def _estimate(
+    config: Config, vocab_size: int, lane: Lane, roles: Roles, sync: Callable[[int], tuple[int, int]]
+) -> MemoryEstimate:
+    on_cpu = not uses_gpu(config)
     owned = holdings(config, vocab_size, lane)
     stepped = sum(holding.numel for holding in owned)
     buffered = sum(buffer.numel for buffer in buffers(config, vocab_size, lane))
     flat = flat_numel(owned, roles.codec.alignment)
-    sync, messages = _sync(config, roles, flat, on_cpu)
+    codes, messages = sync(flat)
     return MemoryEstimate(
         lane=lane,
         weights=buffered * element_bytes(config),
@@ -91,7 +99,7 @@ def estimate_lane(config: Config, vocab_size: int, lane: Lane) -> MemoryEstimate
         outer_state=_outer_state(config, roles, flat),
         activations=_activations(config, lane),
         logits=_logits(config, vocab_size, lane),
-        sync=sync,
+        sync=codes,
         messages=messages,
         runtime=0 if on_cpu else RUNTIME_BYTES,
         outer_on_host=not on_cpu and config.outer_state_device is StateDevice.host,
@@ -128,13 +136,13 @@ def _outer_state(config: Config, roles: Roles, flat: int) -> int:
     return FP32 * (tensors + (2 * residuals if roles.codec.error_feedback else 0))
 
 
-def _sync(config: Config, roles: Roles, flat: int, on_cpu: bool) -> tuple[int, int]:
+def _sync(config: Config, roles: Roles, flat: int) -> tuple[int, int]:
     """(codes and scratch, messages); on a CPU the codes are views of messages."""
     scratch = SCRATCH_CHUNKS * FP32 * min(CHUNK_ELEMENTS, flat)
     rehearsals = [rehearse(flat, roles, island, config.islands) for island in range(config.islands)]
-    codes = 0 if on_cpu else max(rehearsal.delivered for rehearsal in rehearsals)
+    codes = max(rehearsal.delivered for rehearsal in rehearsals)
     messages = max(2 * rehearsal.own_messages + rehearsal.received_messages for rehearsal in rehearsals)
-    return codes + scratch, messages
+    return scratch + (codes if uses_gpu(config) else 0), messages
 
 
 def in_flight(config: Config, stage: int) -> int:

@@ -14,7 +14,7 @@ from dilocox.config import Config, Device, load_config
 from dilocox.inside_traffic import predict_inside
 from dilocox.islands.megatron import MegatronIsland
 from dilocox.islands.world import World, start_world, stop_world
-from dilocox.memory import estimate_lane
+from dilocox.memory import estimates
 from dilocox.method import build_roles
 from dilocox.outer.island_group import IslandGroup
 from dilocox.outer.loop import OuterLoop
@@ -156,7 +156,7 @@ def compare(overrides: list[str], found: dict[str, Any]) -> None:
     held = holdings(config, VOCAB, lane)
     assert found["held"] == sorted((h.name, h.numel, h.replicas) for h in held)
     assert found["flat"] == flat_numel(held, build_roles(config).codec.alignment)
-    needed = estimate_lane(config, VOCAB, lane)
+    needed = estimates(config, VOCAB)[lane]
     assert found["static"] == {part: getattr(needed, part) for part in found["static"]}
     predicted = predict_inside(config, VOCAB, lane)
     few_numbers = 1024
