@@ -64,7 +64,7 @@ FIND_PYTHON = for python in $(PYTHON) python3.11 python3.12 python3.13 python3; 
 	"$$python" -m venv .venv
 
 .venv/installed: requirements.lock pyproject.toml setup.py | .venv/bin/python
-	.venv/bin/python -m pip install -qq -r requirements.lock
+	.venv/bin/python -m pip install -qq --no-compile -r requirements.lock # most modules are never imported
 	.venv/bin/python -m pip install -qq --no-deps --no-build-isolation --editable .
 	@touch $@
 
