@@ -24,7 +24,7 @@ PACKAGE_MAY_IMPORT = {
     "outer": {"errors", "shards", "topology", "dilocox_kernels"},
     "data": {"config", "errors"},
     "checkpoint": {"config", "errors", "shards", "topology"},
-    "observe": {"config", "errors"},
+    "observe": {"config", "errors", "parameters"},
     "errors": set(),
     "shards": set(),
     "topology": {"errors"},
