@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dilocox.config import Config, Launcher
 from dilocox.data.tokenizer import build_tokenizer
 from dilocox.inside_traffic import InsideTraffic, predict_inside
-from dilocox.memory import GIB, MemoryEstimate, element_bytes, estimates, uses_gpu
+from dilocox.memory import GIB, MemoryEstimate, estimates
 from dilocox.method import build_roles
-from dilocox.parameters import chunks
+from dilocox.parameters import chunks, element_bytes, uses_gpu
 from dilocox.topology import Lane
 from dilocox.traffic import BetweenTraffic, predict_between
 

@@ -8,8 +8,7 @@ section 4.2.2) and what megatron-core does; a test compares with the meter.
 from dataclasses import dataclass
 
 from dilocox.config import Config, Recompute
-from dilocox.memory import FP32, element_bytes
-from dilocox.parameters import Holding, buffers, chunks, holdings
+from dilocox.parameters import FP32, Holding, buffers, chunks, element_bytes, holdings
 from dilocox.topology import Lane
 
 CHECKSUM_BYTES = 8

@@ -1,8 +1,8 @@
 """How much memory a rank needs, by part, before anything is built.
 
 Weights, gradients, the inner optimiser and the outer state are counted exactly, padding included (a test compares them
-with what an island allocates). Messages and received codes come from a rehearsal of the exchange. Activations follow
-the method of Korthikanti et al. (arXiv 2205.05198, section 4), with the tensors that this model keeps for backward.
+with what an island allocates). Messages and received codes come from a rehearsal of the exchange. Activations are
+estimated in `dilocox.activations`.
 """
 
 from collections.abc import Callable
@@ -11,11 +11,12 @@ from functools import cache, partial
 
 import torch
 
-from dilocox.config import Config, Device, InnerOptimizer, Precision, Recompute, StateDevice, load_config
+from dilocox.activations import activation_bytes, logit_bytes
+from dilocox.config import Config, InnerOptimizer, StateDevice, load_config
 from dilocox.method import build_roles
 from dilocox.outer.fragments import CHUNK_ELEMENTS, Fragment
 from dilocox.outer.roles import Roles
-from dilocox.parameters import buffers, flat_numel, holdings, total_parameters
+from dilocox.parameters import FP32, buffers, element_bytes, flat_numel, holdings, total_parameters, uses_gpu
 from dilocox.shards import whole_shard
 from dilocox.topology import Lane
 from dilocox.traffic import rehearse
@@ -25,7 +26,6 @@ RUNTIME_BYTES = 3 * GIB
 """Allowance on a GPU for the CUDA context, the buffers of NCCL and cuBLAS, and fragmentation: an assumption."""
 SCRATCH_CHUNKS = 8
 """fp32 ranges of CHUNK_ELEMENTS in use at once while encoding, merging and stepping: an upper bound."""
-FP32 = 4
 
 
 @dataclass(frozen=True)
@@ -97,26 +97,14 @@ def _estimate(
         gradients=buffered * FP32,
         inner_optimizer=stepped * _inner_bytes(config),
         outer_state=_outer_state(config, roles, flat),
-        activations=_activations(config, lane),
-        logits=_logits(config, vocab_size, lane),
+        activations=activation_bytes(config, lane),
+        logits=logit_bytes(config, vocab_size, lane),
         sync=codes,
         messages=messages,
         runtime=0 if on_cpu else RUNTIME_BYTES,
         outer_on_host=not on_cpu and config.outer_state_device is StateDevice.host,
         on_cpu=on_cpu,
     )
-
-
-def uses_gpu(config: Config) -> bool:
-    """Whether ranks run on GPUs; device=auto looks at this machine."""
-    return config.device is Device.cuda or (config.device is Device.auto and torch.cuda.is_available())
-
-
-def element_bytes(config: Config) -> int:
-    """Bytes of a weight or an activation: precision=auto is bf16 on GPUs and fp32 on CPUs."""
-    precision = config.island.precision
-    bf16 = precision is Precision.bf16 or (precision is Precision.auto and uses_gpu(config))
-    return 2 if bf16 else FP32
 
 
 def _inner_bytes(config: Config) -> int:
@@ -143,57 +131,6 @@ def _sync(config: Config, roles: Roles, flat: int) -> tuple[int, int]:
     codes = max(rehearsal.delivered for rehearsal in rehearsals)
     messages = max(2 * rehearsal.own_messages + rehearsal.received_messages for rehearsal in rehearsals)
     return scratch + (codes if uses_gpu(config) else 0), messages
-
-
-def in_flight(config: Config, stage: int) -> int:
-    """Forward passes of a model chunk whose activations a stage holds at once, under 1F1B or its interleaved form."""
-    island = config.island
-    waiting = island.pp - stage - 1
-    if island.virtual_pp > 1:
-        waiting = 2 * waiting + (island.virtual_pp - 1) * island.pp
-    return min(waiting + 1, island.microbatches * island.virtual_pp)
-
-
-def _activations(config: Config, lane: Lane) -> int:
-    """Kept for backward at this stage, and what backward itself needs for a moment.
-
-    With s·b tokens, per layer and token: h at the norms' inputs and outputs (4h); under tp, the qkv buffer of which v
-    is a view, rotated q and k, attention's output twice (as the kernel and as the projection have it), fc1's output and
-    fc2's input; and a log-sum-exp a head. On CPUs SwiGLU is not fused and keeps its gate too.
-    """
-    model, island = config.model, config.island
-    tokens = model.sequence_length * island.micro_batch_size
-    layers = model.layers // (island.pp * island.virtual_pp)
-    element = element_bytes(config)
-    stream = model.hidden_size // island.tp if island.sequence_parallel else model.hidden_size
-    whole = tokens * _layer_bytes(config, stream, attention_kept=island.recompute is not Recompute.selective)
-    if island.recompute is Recompute.full:
-        kept = in_flight(config, lane.pp) * layers * tokens * stream * element + whole
-    else:
-        kept = in_flight(config, lane.pp) * layers * whole
-    last = 2 * tokens * stream * element if lane.pp == island.pp - 1 else 0
-    backward = tokens * element * (3 * model.ffn_hidden_size // island.tp + 2 * model.hidden_size)
-    return kept + last + backward
-
-
-def _layer_bytes(config: Config, stream: int, *, attention_kept: bool) -> int:
-    """Bytes a token that one layer keeps for backward without full recomputation."""
-    model, island = config.model, config.island
-    hidden, ffn = model.hidden_size, model.ffn_hidden_size
-    kv = hidden // model.heads * model.kv_heads
-    split = (hidden + 2 * kv) + (hidden + kv) + hidden + (3 if uses_gpu(config) else 4) * ffn
-    attention = hidden * element_bytes(config) + FP32 * model.heads if attention_kept else 0
-    return 4 * stream * element_bytes(config) + (split * element_bytes(config) + attention) // island.tp
-
-
-def _logits(config: Config, vocab_size: int, lane: Lane) -> int:
-    """On the last stage: logits, their softmax in fp32 (which becomes the gradient), and that cast back."""
-    if lane.pp < config.island.pp - 1:
-        return 0
-    element = element_bytes(config)
-    tokens = config.model.sequence_length * config.island.micro_batch_size
-    cast = 2 * element if element < FP32 else 0
-    return tokens * config.model.padded_vocab(vocab_size) // config.island.tp * (FP32 + cast)
 
 
 EXPERIMENTS = ("125m", "350m", "1.3b", "7b", "13b", "70b")
@@ -255,9 +192,10 @@ _MEMORY_HEADING = """
 
 `dilocox train experiment=NAME` chooses the model with this island layout; `tiny` is the default model on two CPU ranks.
 The outer state and the inner optimiser are divided by dp. The peak has all parts but, of activations with logits on one
-side and sync buffers on the other, the larger. Messages wait in host memory. Activations follow arXiv 2205.05198,
-section 4; the runtime part (CUDA context, NCCL, cuBLAS, fragmentation) is an allowance. No number here was measured on
-a GPU: a test compares what is there all the time with real allocations of tiny models; the rest is an estimate.
+side and sync buffers on the other, the larger. Messages wait in host memory. Recomputing attention alone (`selective`)
+saves nearly nothing, because the fused kernel does so itself. Tests compare what is there all the time with real
+allocations of tiny models, and activations with what autograd keeps, on CPUs. No number here was measured on a GPU, and
+the runtime part (CUDA context, NCCL, cuBLAS, fragmentation) is an allowance.
 """
 
 if __name__ == "__main__":

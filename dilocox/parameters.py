@@ -9,9 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import lcm, prod
 
-from dilocox.config import Config, ModelConfig
+import torch
+
+from dilocox.config import Config, Device, ModelConfig, Precision
 from dilocox.topology import Lane
 
+FP32 = 4
+"""Bytes of an element."""
 EMBEDDING = "embedding.word_embeddings.weight"
 
 
@@ -51,6 +55,18 @@ class Buffer:
     numel: int
     bounds: list[tuple[LocalParameter, int, int]]
     buckets: list[tuple[int, int]]
+
+
+def uses_gpu(config: Config) -> bool:
+    """Whether ranks run on GPUs; device=auto looks at this machine."""
+    return config.device is Device.cuda or (config.device is Device.auto and torch.cuda.is_available())
+
+
+def element_bytes(config: Config) -> int:
+    """Bytes of a weight or an activation: precision=auto is bf16 on GPUs and fp32 on CPUs."""
+    precision = config.island.precision
+    bf16 = precision is Precision.bf16 or (precision is Precision.auto and uses_gpu(config))
+    return 2 if bf16 else FP32
 
 
 def total_parameters(model: ModelConfig, vocab_size: int) -> int:

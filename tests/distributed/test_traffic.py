@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dilocox.activations import _norm, _tokens_bytes, kept_by_chunk
 from dilocox.config import Config, Device, load_config
 from dilocox.inside_traffic import predict_inside
 from dilocox.islands.megatron import MegatronIsland
@@ -19,7 +20,8 @@ from dilocox.method import build_roles
 from dilocox.outer.island_group import IslandGroup
 from dilocox.outer.loop import OuterLoop
 from dilocox.outer.transport.memory import Hub, MemoryLaneGroup, Turns, alone
-from dilocox.parameters import chunks, flat_numel, holdings, total_parameters
+from dilocox.parameters import FP32, chunks, flat_numel, holdings, total_parameters
+from dilocox.topology import Lane
 from dilocox.traffic import InsideMeter
 from tests.distributed.ranks import run_ranks
 
@@ -34,6 +36,11 @@ SMALL = [
     "model.vocab_multiple=64",
 ]
 SINGLE = ["island=single"]
+ONE_RANK = [
+    SINGLE,
+    [*SINGLE, "island.recompute=selective", "island.precision=bf16", "model.kv_heads=4"],
+    [*SINGLE, "island.recompute=full"],
+]
 TWO_RANKS = [
     ["island=tp2"],
     ["island=tp2", "island.sequence_parallel=true", "island.recompute=full"],
@@ -98,6 +105,22 @@ def allocated(config: Config, island: MegatronIsland, loop: OuterLoop) -> dict[s
     }
 
 
+def saved_for_backward(island: MegatronIsland, tokens: Tensor) -> int:
+    """Bytes that autograd keeps of one forward pass, besides parameters."""
+    weights = storage_bytes(entry.parameter for entry in island._named)
+    saved: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        saved.append(tensor)
+        return tensor
+
+    with island.random.turn(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss, _ = island._forward_step(iter([tokens]), island._chunks[0])
+    kept = sum(size for address, size in storage_bytes(saved).items() if address not in weights)
+    del loss
+    return kept
+
+
 def measure(overrides: list[str]) -> dict[str, Any]:
     """Build one island of these ranks; what it allocates, and what it sends in a step and in a sync."""
     config = configure(overrides)
@@ -110,6 +133,7 @@ def measure(overrides: list[str]) -> dict[str, Any]:
         ]
         static = [allocated(config, island, loop) for loop in loops]
         tokens = torch.randint(0, VOCAB, (config.island.micro_batch_size, config.model.sequence_length + 1))
+        kept = saved_for_backward(island, tokens) if world.layout.pp == 1 else None
         meter = InsideMeter()
         with meter:
             island.forward_backward([tokens] * config.island.microbatches)
@@ -126,6 +150,7 @@ def measure(overrides: list[str]) -> dict[str, Any]:
             "names": [name for name, _ in _named(island)],
             "shapes": _named(island),
             "static": {part: max(found[part] for found in static) for part in static[0]},
+            "kept": kept,
             "step": step,
             "sync": meter.bytes_sent - before,
         }
@@ -158,13 +183,23 @@ def compare(overrides: list[str], found: dict[str, Any]) -> None:
     assert found["flat"] == flat_numel(held, build_roles(config).codec.alignment)
     needed = estimates(config, VOCAB)[lane]
     assert found["static"] == {part: getattr(needed, part) for part in found["static"]}
+    if found["kept"] is not None:
+        labels_and_angles = 4096
+        assert found["kept"] == pytest.approx(predicted_kept(config, lane), rel=0, abs=labels_and_angles)
     predicted = predict_inside(config, VOCAB, lane)
     few_numbers = 1024
     assert predicted.per_step <= found["step"] <= predicted.per_step + few_numbers
     assert abs(predicted.per_sync - found["sync"]) <= few_numbers
 
 
-@pytest.mark.parametrize(("ranks", "cases"), [(1, [SINGLE]), (2, TWO_RANKS), (4, FOUR_RANKS)])
+def predicted_kept(config: Config, lane: Lane) -> int:
+    """What one forward pass keeps: layers, the last norm, and of the logits their fp32 softmax."""
+    final_norm = _tokens_bytes(config, _norm(config))
+    softmax = _tokens_bytes(config, config.model.padded_vocab(VOCAB) / config.island.tp * FP32)
+    return kept_by_chunk(config) + final_norm + softmax
+
+
+@pytest.mark.parametrize(("ranks", "cases"), [(1, ONE_RANK), (2, TWO_RANKS), (4, FOUR_RANKS)])
 def test_predictions_equal_real_islands(ranks: int, cases: list[list[str]]) -> None:
     for results in run_ranks(ranks, measure_all, cases):
         for overrides, found in zip(cases, results, strict=True):

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from dilocox.activations import in_flight
 from dilocox.config import load_config
-from dilocox.memory import EXPERIMENTS, GPU_BYTES, TABLE_VOCAB, estimate, in_flight, table
+from dilocox.memory import EXPERIMENTS, GPU_BYTES, TABLE_VOCAB, estimate, table
 from dilocox.parameters import holdings, total_parameters
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "models.md"
