@@ -4,6 +4,7 @@ The launcher hosts the stores (one for each world, one for the rendezvous) on po
 port is ever free between choosing and using it, and none is open beyond this machine.
 """
 
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -40,7 +41,8 @@ def launch(
     """Run all ranks to their end and return the exit code of the run, as `run_together` does.
 
     Logs go to `run_folder/logs`. With launcher=inprocess there is one world, each of whose ranks holds all islands.
-    `on_start` is called once all ranks are started, `show` with the first error after all have ended.
+    `on_start` is called once all ranks are started, `show` with the first error (or what stopped the run) after all
+    have ended.
     """
     islands = [None] if config.launcher is Launcher.inprocess else list(range(config.islands))
     world_size = config.island.layout.world_size
@@ -58,6 +60,9 @@ def launch(
     outcome = run_together(specs, run_folder / "logs", on_start=on_start)
     if outcome.failure is not None:
         show(outcome.failure.message)
+    elif outcome.exit_code:
+        stopped_by = signal.Signals(outcome.exit_code - 128).name
+        show(f"stopped by {stopped_by}; the same command with resume=auto goes on from the last checkpoint")
     return outcome.exit_code
 
 

@@ -262,3 +262,18 @@ def test_the_first_error_is_shown(tmp_path: Path, mark: object) -> None:
     assert code == 1
     assert len(errors) == 1
     assert errors[0].startswith("island1-rank0: island 1 has no data")
+
+
+def test_a_stopped_run_says_how_to_go_on(tmp_path: Path, mark: object) -> None:
+    def command(island: int | None, rendezvous: Address) -> list[str]:
+        return python(FOREVER)
+
+    def interrupt() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    shown: list[str] = []
+    code = launch(config("islands=1", "island=single"), tmp_path, command, on_start=interrupt, show=shown.append)
+    assert code == 130
+    assert len(shown) == 1
+    assert "SIGINT" in shown[0]
+    assert "resume=auto" in shown[0]
