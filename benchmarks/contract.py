@@ -10,9 +10,12 @@ import os
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
+
+from dilocox.observe.environment import git_commit
 
 
 @dataclass(frozen=True)
@@ -27,31 +30,39 @@ class Record:
     """What the reference is."""
 
 
-def machine() -> dict[str, object]:
-    """The conditions of a measurement."""
-    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+def conditions() -> dict[str, object]:
+    """The machine and the versions of a measurement; the load says whether others were at work on it."""
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
-        "gpus": gpus,
+        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+        "load_before": os.getloadavg()[0],
         "python": platform.python_version(),
         "torch": torch.__version__,
+        "megatron-core": version("megatron-core"),
+        "commit": git_commit(),
     }
 
 
-def main(name: str, run: Callable[[bool], Sequence[Record]]) -> None:
-    """Parse the command line, run, print a table, and write JSON beside and renamed."""
-    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}")
+def main(name: str, about: str, run: Callable[[bool], Sequence[Record]]) -> None:
+    """Parse the command line, run, print a table, and write JSON beside and renamed.
+
+    `about` says what is measured and how (a benchmark's docstring); `run` takes whether to be quick.
+    """
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{name}", description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="seconds instead of minutes; the figures are rougher")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the records there")
     arguments = parser.parse_args()
+    document = {"benchmark": name, "about": about, "quick": arguments.quick, "conditions": conditions()}
     records = run(arguments.quick)
     print(table(records))
     if arguments.json:
-        document = {"benchmark": name, "quick": arguments.quick, "machine": machine()}
         document["records"] = [asdict(record) for record in records]
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
         beside = arguments.json.with_name(f"{arguments.json.name}.tmp")
-        beside.write_text(json.dumps(document, indent=1) + "\n")
+        beside.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
         beside.replace(arguments.json)
 
 
@@ -59,7 +70,7 @@ def table(records: Sequence[Record]) -> str:
     rows = [("name", "parameters", "value", "unit", "ratio", "to")]
     for record in records:
         parameters = " ".join(f"{key}={value}" for key, value in record.parameters.items())
-        ratio = "" if record.ratio is None else f"{record.ratio:.3f}"
+        ratio = "" if record.ratio is None else f"{record.ratio:.4f}"
         rows.append((record.name, parameters, f"{record.value:.5g}", record.unit, ratio, record.ratio_to or ""))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(

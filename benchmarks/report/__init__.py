@@ -1,0 +1,62 @@
+"""A page of the records that a benchmark wrote with --json: `python -m benchmarks.report FILE > PAGE`."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+
+def page(path: Path) -> str:
+    """Markdown of one file of records: what was measured, under which conditions, and a table a name of record."""
+    document = json.loads(path.read_text())
+    names = dict.fromkeys(record["name"] for record in document["records"])
+    groups = [[r for r in document["records"] if r["name"] == name] for name in names]
+    quick = " Measured with `--quick`: rough." if document["quick"] else ""
+    command = f"`python -m benchmarks.{document['benchmark']} --json {path.name}`"
+    return "\n".join(
+        [
+            f"# Benchmark: {document['benchmark']}\n",
+            f"Written by `python -m benchmarks.report {path.name}` from the records of {command}.{quick}",
+            "A ratio is the value over that of the reference: smaller is better.\n",
+            document["about"].strip() + "\n",
+            _conditions(document["conditions"]),
+            *(_table(group) for group in groups),
+        ]
+    )
+
+
+def _conditions(conditions: dict[str, Any]) -> str:
+    gpus = ", ".join(conditions["gpus"]) or "no GPU"
+    return (
+        f"**Conditions**: {conditions['processor']}, {conditions['cores']} cores, {gpus}; Python "
+        f"{conditions['python']}, torch {conditions['torch']}, megatron-core {conditions['megatron-core']}; commit "
+        f"{conditions['commit']}. The machine's load was {conditions['load_before']:.1f} before the start: above 0.5 "
+        "others were at work on it, and times are rough.\n"
+    )
+
+
+def _table(records: Sequence[dict[str, Any]]) -> str:
+    keys = list(records[0]["parameters"])
+    unit, references = records[0]["unit"], [record["ratio_to"] for record in records]
+    one_reference = len(set(references)) == 1
+    compared = references[0] is not None
+    heads = [*keys, unit]
+    if compared:
+        heads += [f"over {references[0]}"] if one_reference else ["ratio", "over"]
+    rows = [heads, [*["---"] * len(keys), *["---:"] * (len(heads) - len(keys))]]
+    for record in records:
+        cells = [*(str(value) for value in record["parameters"].values()), _number(record["value"], unit)]
+        if compared:
+            cells += [_ratio(record["ratio"])] if one_reference else [_ratio(record["ratio"]), record["ratio_to"]]
+        rows.append(cells)
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return f"## {records[0]['name'].capitalize()}\n\n" + "\n".join(lines) + "\n"
+
+
+def _number(value: float, unit: str) -> str:
+    return f"{value:,.0f}" if unit == "B" else f"{value:.4g}"
+
+
+def _ratio(ratio: float) -> str:
+    """Small ratios as a fraction of one, which is easier to read."""
+    return f"{ratio:.3f}" if ratio >= 0.05 else f"1/{1 / ratio:.4g}"
