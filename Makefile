@@ -52,14 +52,12 @@ FIND_PYTHON = for python in $(PYTHON) python3.11 python3.12 python3.13 python3; 
 	@python=$$($(FIND_PYTHON)); \
 	if [[ -z "$$python" ]]; then \
 		root=$$([[ $$(id -u) == 0 ]] || echo sudo); \
-		if ! command -v apt-get $$root >/dev/null; then \
-			echo "dilocox needs Python 3.11 or newer with venv; install it, or name it: make PYTHON=PATH" >&2; exit 1; \
-		fi; \
-		$$root apt-get update -qq && $$root apt-get install -qq --yes python3 python3-venv; \
+		$$root apt-get update -qq && $$root apt-get install -qq --yes python3 python3-venv || true; \
 		python=$$($(FIND_PYTHON)); \
 	fi; \
 	if [[ -z "$$python" ]]; then \
-		echo "this system's python3 is older than 3.11; install a newer one and name it: make PYTHON=PATH" >&2; exit 1; \
+		echo "dilocox needs Python 3.11 or newer with its venv module; install it and name it: make PYTHON=PATH" >&2; \
+		exit 1; \
 	fi; \
 	"$$python" -m venv .venv
 
