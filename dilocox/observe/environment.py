@@ -38,5 +38,8 @@ def peak_memory_bytes(device: torch.device) -> int:
     """The most memory this process has held: allocated on its GPU, or resident on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
+    if sys.platform != "linux":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # macOS counts in bytes
+    # ru_maxrss is no less than what the parent held when it started this process.
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(status["VmHWM"].removesuffix("kB")) * 1024

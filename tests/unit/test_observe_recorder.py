@@ -3,6 +3,7 @@
 import math
 import platform
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -138,3 +139,10 @@ def test_peak_memory_grows_with_what_is_held() -> None:
     held = torch.ones(before // 4 + (16 << 20))  # 4 B each: more than all that was held before
     assert environment.peak_memory_bytes(torch.device("cpu")) >= before + (16 << 20)
     assert held.numel()
+
+
+def test_peak_memory_is_not_that_of_the_process_that_started_this_one() -> None:
+    held = torch.ones(environment.peak_memory_bytes(torch.device("cpu")) // 4)
+    code = "import torch; from dilocox.observe.environment import peak_memory_bytes as p; print(p(torch.device('cpu')))"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 0 < int(child.stdout) < environment.peak_memory_bytes(torch.device("cpu")) - 2 * held.numel()
