@@ -35,7 +35,7 @@ class Case(NamedTuple):
 def run(quick: bool) -> list[Record]:
     codecs = ("int4",) if quick else ("fp32", "bf16", "int8", "int4")
     layouts = ("tp2",) if quick else ("tp2", "single")
-    length = ["steps=6", "schedule.inner_steps=2"] if quick else ["steps=60", "schedule.inner_steps=6"]
+    length = ["steps=6", "schedule.inner_steps=2"] if quick else ["steps=40", "schedule.inner_steps=4"]
     plain: list[PlainRun] = []
     islands: dict[Case, list[IslandsRun]] = {Case(layout, codec): [] for layout in layouts for codec in codecs}
     for repetition in range(1 if quick else 3):
@@ -80,12 +80,12 @@ def _sync_records(plain: Sequence[PlainRun], islands: dict[Case, list[IslandsRun
 
 
 def _memory_records(plain: Sequence[PlainRun], islands: dict[Case, list[IslandsRun]]) -> list[Record]:
-    reference = statistics.median(found.peak_memory_bytes for found in plain)
-    values = {case: _median(runs, lambda r: r.peak_memory_bytes) for case, runs in islands.items()}
+    reference = statistics.median(found.peak_memory_bytes for found in plain) / 1e6
+    values = {case: _median(runs, lambda r: r.peak_memory_bytes) / 1e6 for case, runs in islands.items()}
     return [
-        Record(PLAIN_MEMORY, {"ranks": 1}, reference, "B", None, None),
+        Record(PLAIN_MEMORY, {"ranks": 1}, reference, "MB", None, None),
         *(
-            Record("peak memory a rank", case.parameters, value, "B", value / reference, PLAIN_MEMORY)
+            Record("peak memory a rank", case.parameters, value, "MB", value / reference, PLAIN_MEMORY)
             for case, value in values.items()
         ),
     ]

@@ -12,11 +12,11 @@ def page(path: Path) -> str:
     names = dict.fromkeys(record["name"] for record in document["records"])
     groups = [[r for r in document["records"] if r["name"] == name] for name in names]
     quick = " Measured with `--quick`: rough." if document["quick"] else ""
-    command = f"`python -m benchmarks.{document['benchmark']} --json {path.name}`"
     return "\n".join(
         [
             f"# Benchmark: {document['benchmark']}\n",
-            f"Written by `python -m benchmarks.report {path.name}` from the records of {command}.{quick}",
+            f"Written by `python -m benchmarks.report` from the records in {path.name}, which "
+            f"`python -m benchmarks.{document['benchmark']} --json` measured.{quick}",
             "A ratio is the value over that of the reference: smaller is better.\n",
             document["about"].strip() + "\n",
             _conditions(document["conditions"]),
