@@ -21,19 +21,8 @@ def test_every_preset_trains_and_ends_with_equal_islands(tmp_path: Path) -> None
     runs = []
     for preset in presets:
         rounds = [] if preset == "sync_dp" else ["schedule.inner_steps=3"]
-        runs.append(
-            [
-                *TINY,
-                *data,
-                f"runs_dir={tmp_path}",
-                f"name={preset}",
-                f"algo={preset}",
-                "island=single",
-                *TINY,
-                "steps=6",
-                *rounds,
-            ]
-        )
+        place = [f"runs_dir={tmp_path}", f"name={preset}"]
+        runs.append([f"algo={preset}", "island=single", *TINY, *data, *place, "steps=6", *rounds])
     for preset, run in zip(presets, train_in_one_process(runs), strict=True):
         assert len(set(run.hashes)) == 1, preset
         assert run.heldout[6] < run.heldout[0], preset

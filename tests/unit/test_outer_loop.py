@@ -219,7 +219,7 @@ def test_islands_that_came_apart_are_caught_by_the_next_sync() -> None:
         if island == 1:
             loop.tensors()["anchor"][0].values[0] += 1e-6
             loop.load_state(loop.state())
-        with pytest.raises(DriftError, match="fragment all.*checksum"):
+        with pytest.raises(DriftError, match=r"fragment all.*checksum"):
             loop.after_update(Progress())
 
     run_islands(2, body)
