@@ -30,8 +30,7 @@ def _conditions(conditions: dict[str, Any]) -> str:
     return (
         f"**Conditions**: {conditions['processor']}, {conditions['cores']} cores, {gpus}; Python "
         f"{conditions['python']}, torch {conditions['torch']}, megatron-core {conditions['megatron-core']}; commit "
-        f"{conditions['commit']}. The machine's load was {conditions['load_before']:.1f} before the start: above 0.5 "
-        "others were at work on it, and times are rough.\n"
+        f"{conditions['commit']}; the machine's load was {conditions['load_before']:.1f} before the start.\n"
     )
 
 
