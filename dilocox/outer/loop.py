@@ -29,6 +29,8 @@ from dilocox.outer.sync import SyncEngine, SyncReport
 from dilocox.outer.transport.protocol import LaneGroup
 from dilocox.shards import Shard
 
+ONE_STEP = Progress(steps=1)
+
 
 class OuterLoop:
     """Rounds of inner steps and syncs between islands, for one rank of one island.
@@ -86,7 +88,7 @@ class OuterLoop:
             device=device,
         )
 
-    def after_backward(self, progress: Progress) -> list[SyncReport]:
+    def after_backward(self, progress: Progress = ONE_STEP) -> list[SyncReport]:
         """Call when gradients are ready and before the inner optimiser's step; `progress` is this step's."""
         if self._roles.payload.point is not Point.AFTER_BACKWARD:
             return []
@@ -94,7 +96,7 @@ class OuterLoop:
         lent = {id(shard): gradient.values for shard, gradient in zip(self._shards(), self._gradients(), strict=True)}
         return self._advance(progress, lambda fragment: [lent[id(shard)] for shard in fragment.shards])
 
-    def after_update(self, progress: Progress) -> list[SyncReport]:
+    def after_update(self, progress: Progress = ONE_STEP) -> list[SyncReport]:
         """Call after the inner optimiser's step; returns the syncs that it completed."""
         self._local_is_anchor = self._roles.payload.point is Point.AFTER_BACKWARD
         if self._roles.payload.point is not Point.AFTER_UPDATE:
