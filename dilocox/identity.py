@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
+import torch
 from omegaconf import OmegaConf
 
 from dilocox.config import Config, to_yaml
@@ -47,13 +48,18 @@ BOUND_TO_CHECKPOINT = (
 """What a resumed run cannot change: the saved state would not fit, or would mean something else."""
 
 
-def identity_of(config: Config, corpus: Corpus) -> dict[str, object]:
-    """Field names and JSON values that must be equal on all islands: settings, corpus, tokenizer and version."""
+def identity_of(config: Config, corpus: Corpus, outer_device: torch.device) -> dict[str, object]:
+    """Field names and JSON values that must be equal on all islands.
+
+    Settings, corpus, tokenizer, version, and the kind of device that takes outer steps: a GPU and a CPU may round
+    differently, and islands must not.
+    """
     settings = OmegaConf.to_container(OmegaConf.create(to_yaml(config)))
     assert isinstance(settings, dict)
     identity = {field: value for field, value in _flat(settings, "").items() if not _listed(field, ISLANDS_OWN)}
     return identity | {
         "corpus": corpus.fingerprint,
+        "kind of outer device": outer_device.type,
         "tokenizer.vocabulary": corpus.tokenizer.vocab_size,
         "version": version("dilocox"),
     }

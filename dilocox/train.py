@@ -60,7 +60,8 @@ def train(config: Config, island_id: int, world: World, meet: Meet, meter: Insid
     progress = Progress(
         tokens=config.island.batch_size * config.model.sequence_length, steps=1, documents=int(documents)
     )
-    identity = identity_of(config, corpus)
+    outer_device = world.device if config.outer_state_device is StateDevice.same else torch.device("cpu")
+    identity = identity_of(config, corpus, outer_device)
     lane_group = meet(identity)
     outer = OuterLoop(
         island.weights(),
@@ -70,7 +71,7 @@ def train(config: Config, island_id: int, world: World, meet: Meet, meter: Insid
         identity=identity,
         publish=island.publish,
         gradients=island.gradients,
-        device=torch.device("cpu") if config.outer_state_device is StateDevice.host else None,
+        device=outer_device,
     )
     resumable = Resumable(config, island_id, island, outer, corpus, identity)
     heldout = corpus.heldout(config.evaluation.batches)

@@ -35,7 +35,7 @@ def attach(module: nn.Module, *, rendezvous: str | None, island: int, islands: i
     if not shards:
         raise ConfigError("module", type(module).__name__, "has no trainable parameters", "Unfreeze some")
     rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    identity: dict[str, object] = {"ranks": size, **describe(roles)}
+    identity: dict[str, object] = {"ranks": size, "kind of device": shards[0].values.device.type, **describe(roles)}
     identity |= {f"parameter {shard.name}": list(shard.box.global_shape) for shard in shards}
     timeout_s = roles.participation.timeout_s
     lane_group = join(
