@@ -165,7 +165,7 @@ def test_the_schema_has_no_default_outside_conf() -> None:
     defaults = [
         f"{c.__name__}.{field.name}"
         for c in schema
-        if c.__module__ == "dilocox.config"
+        if c.__module__.startswith("dilocox.config")
         for field in dataclasses.fields(c)
         if field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
     ]
