@@ -57,6 +57,7 @@ class SyncReport:
     bytes_received: int
     elements: int
     pseudo_gradient_norm: float
+    """L2 norm of this island's payload itself, without what earlier syncs failed to send."""
     checksum: int
     """Of this lane's part of what the islands now share."""
     attempts: int

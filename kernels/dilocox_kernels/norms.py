@@ -1,4 +1,4 @@
-"""Norms of what is encoded, summed in a fixed order."""
+"""Statistics of what is encoded, in a fixed order."""
 
 import math
 from typing import NamedTuple
@@ -8,12 +8,14 @@ from torch import Tensor
 
 
 class Norms(NamedTuple):
-    """Statistics of what was to be sent, taken in the same pass as the encoding; equal at any number of threads."""
+    """Statistics taken in the same pass as the encoding; equal at any number of threads."""
 
     sum_of_squares: float
+    """Of Δ alone, without what earlier rounds failed to send."""
     max_abs: float
+    """Of what was to be sent, Δ + decay · residual."""
     finite: bool
-    """False when a NaN or infinity was found; the bytes written then mean nothing and must not be used."""
+    """False when that had a NaN or infinity; the bytes written then mean nothing and must not be used."""
 
 
 class RunningNorms:
@@ -23,14 +25,14 @@ class RunningNorms:
         self._sum_of_squares = 0.0
         self._max_abs = 0.0
 
-    def include(self, values: Tensor) -> bool:
-        """Take in a chunk, fp32 [n], n ≥ 1; False if it holds a NaN or infinity."""
+    def include(self, delta: Tensor, values: Tensor) -> bool:
+        """Take in a chunk of Δ and of Δ + decay · residual, fp32 [n], n ≥ 1; False if the latter is not finite."""
         largest = values.abs().amax().item()
         if not math.isfinite(largest):
             self._sum_of_squares, self._max_abs = math.nan, largest
             return False
         self._max_abs = max(self._max_abs, largest)
-        self._sum_of_squares += _tree_sum_of_squares(values)
+        self._sum_of_squares += _tree_sum_of_squares(delta)
         return True
 
     def result(self) -> Norms:

@@ -28,7 +28,7 @@ def encode(
     for start in range(0, numel, CHUNK_ELEMENTS):
         here = slice(start, min(start + CHUNK_ELEMENTS, numel))
         values = delta[here] if residual is None else (residual[here] * decay).add_(delta[here])
-        if not norms.include(values):
+        if not norms.include(delta[here], values):
             out.zero_()
             if residual_out is not None:
                 residual_out.zero_()

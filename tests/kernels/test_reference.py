@@ -117,11 +117,11 @@ def test_accumulate_rounds_product_and_sum_once(fmt: Format) -> None:
 
 
 @formats
-def test_norms_are_of_delta_and_residual(fmt: Format) -> None:
+def test_the_sum_of_squares_is_of_delta_and_the_largest_of_what_is_sent(fmt: Format) -> None:
     delta, owed = noise(SEVERAL_CHUNKS, 3), noise(SEVERAL_CHUNKS, 4)
     _, _, norms = encode(fmt, delta, owed, 0.5)
     to_send = delta + 0.5 * owed
-    assert norms.sum_of_squares == pytest.approx(to_send.double().square().sum().item(), rel=1e-12)
+    assert norms.sum_of_squares == pytest.approx(delta.double().square().sum().item(), rel=1e-12)
     assert norms.max_abs == to_send.abs().max().item()
     assert norms.finite
     huge = encode(fmt, torch.full((70,), 1e38), None, 1.0)[2]

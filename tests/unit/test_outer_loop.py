@@ -192,6 +192,22 @@ def test_sent_plus_residual_is_the_pseudo_gradient() -> None:
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES)
+def test_the_norm_reported_is_that_of_the_pseudo_gradient_alone(exchange: object) -> None:
+    def body(island: int, group: object) -> None:
+        weights = start_weights()
+        loop = outer_loop(weights, roles(codec=INT4, exchange=exchange), group)
+        for inner_step in range(3):
+            anchor = [tensor.clone() for tensor in weights]
+            drift(weights, island, inner_step)
+            delta = torch.cat([before - now for before, now in zip(anchor, weights, strict=True)])
+            (report,) = loop.after_update(Progress())
+            assert report.pseudo_gradient_norm == pytest.approx(delta.double().norm().item(), rel=1e-6)
+        assert any(bool(shard.values.any()) for shard in loop.tensors()["residual_0"])
+
+    run_islands(2, body)
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
 def test_a_nan_stops_all_islands_before_it_spreads(exchange: object) -> None:
     anchors: dict[int, Tensor] = {}
 
