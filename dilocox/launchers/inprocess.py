@@ -15,7 +15,7 @@ def run_in_turns(
     """Run `body(island, its lane group)` for each island, in turns; raises the first island's error.
 
     `on_turn(island)` is called whenever that island goes on. With several processes (a Megatron world of tp·pp·dp
-    ranks), each calls this for its lane.
+    ranks), each calls this for its lane. A Ctrl-C ends the process without waiting for the islands.
     """
     turns = Turns(islands, on_turn)
     hub = Hub(turns)
@@ -29,7 +29,9 @@ def run_in_turns(
             error = caught
         turns.end(island, error)
 
-    threads = [threading.Thread(target=run, args=(island,), name=f"island-{island}") for island in range(islands)]
+    threads = [
+        threading.Thread(target=run, args=(island,), name=f"island-{island}", daemon=True) for island in range(islands)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

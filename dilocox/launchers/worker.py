@@ -51,6 +51,8 @@ def run_all_islands(config: Config, *, quiet: bool) -> None:
     """Be one rank of a world on which all islands take turns; shows them all unless `quiet`."""
 
     def run(island: int, lane_group: LaneGroup) -> None:
+        if world.device.type == "cuda":
+            torch.cuda.set_device(world.device)  # every thread starts with the first GPU
         train(config, island, world, lambda identity: lane_group, meter)
 
     def give_turn(island: int) -> None:

@@ -8,12 +8,16 @@ points of the program.
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 
 from torch import Tensor
 
-from dilocox.errors import SyncError
+from dilocox.errors import DilocoxError, SyncError
+
+
+class StoppedError(DilocoxError):
+    """Another island of this process failed. No SyncError, because nobody may try again, vote, or start a collective:
+    on another rank of the world the same island may still be running."""
 
 
 class Turns:
@@ -28,7 +32,7 @@ class Turns:
         self._turn = 0
         self._running = set(range(islands))
         self.failure: tuple[int, BaseException] | None = None
-        """The island that failed first and its error; everybody else stops with SyncError."""
+        """The island that failed first and its error; everybody else stops with StoppedError."""
 
     def start(self, island: int) -> None:
         """Wait for this island's first turn."""
@@ -36,7 +40,10 @@ class Turns:
             self._wait_for_turn(island)
 
     def until(self, island: int, ready: Callable[[], bool], waiting_for: str) -> None:
-        """Pass the turn on until `ready()`; raises SyncError when nobody is left who could make it so."""
+        """Pass the turn on until `ready()`; raises SyncError when nobody is left who could make it so.
+
+        Raises StoppedError when another island has failed.
+        """
         while not ready():
             with self._changed:
                 if self._running == {island}:
@@ -62,18 +69,17 @@ class Turns:
         self._changed.wait_for(lambda: self._turn == island or self.failure is not None)
         self.seconds_away[island] += time.monotonic() - started
         if self.failure is not None:
-            raise SyncError(f"island {self.failure[0]} failed")
+            raise StoppedError(f"island {self.failure[0]} failed")
         self._on_turn(island)
 
 
 class Hub:
-    """The mailboxes of one lane group in memory, shared by its islands."""
+    """What is under way in one lane group in memory, shared by its islands."""
 
     def __init__(self, turns: Turns) -> None:
         self.turns = turns
-        self.boxes: dict[tuple[int, int], deque[Tensor]] = {
-            (source, target): deque() for source in range(turns.islands) for target in range(turns.islands)
-        }
+        self.messages: dict[tuple[int, int, int], Tensor] = {}
+        """Sent and not yet received, by sender, receiver, and how many the one had sent to the other before."""
 
 
 class MemoryTransport:
@@ -85,21 +91,26 @@ class MemoryTransport:
         self.bytes_sent = 0
         self.bytes_received = 0
         self._hub = hub
+        self._sent = [0] * self.islands
+        self._received = [0] * self.islands
 
     def send(self, peer: int, message: Tensor) -> "_Sent":
-        self._hub.boxes[self.island, peer].append(message.clone())
+        self._hub.messages[self.island, peer, self._sent[peer]] = message.clone()
+        self._sent[peer] += 1
         self.bytes_sent += message.numel()
         return _Sent()
 
     def receive(self, peer: int, buffer: Tensor) -> "_Awaited":
+        key = (peer, self.island, self._received[peer])
+        self._received[peer] += 1
         self.bytes_received += buffer.numel()
-        return _Awaited(self._hub, self.island, peer, buffer)
+        return _Awaited(self._hub, key, buffer)
 
     def abort(self) -> None:
         """Nothing to break: an island that fails takes the process with it."""
 
     def close(self) -> None:
-        """Nothing to release: the boxes belong to the hub."""
+        """Nothing to release: the messages belong to the hub."""
 
 
 class _Sent:
@@ -108,17 +119,15 @@ class _Sent:
 
 
 class _Awaited:
-    def __init__(self, hub: Hub, island: int, peer: int, buffer: Tensor) -> None:
-        self._hub, self._island, self._peer, self._buffer = hub, island, peer, buffer
+    def __init__(self, hub: Hub, key: tuple[int, int, int], buffer: Tensor) -> None:
+        self._hub, self._key, self._buffer = hub, key, buffer
 
     def wait(self, deadline: float) -> None:
-        box = self._hub.boxes[self._peer, self._island]
-        self._hub.turns.until(self._island, lambda: bool(box), f"a message of island {self._peer}")
-        message = box.popleft()
+        peer, island, _ = self._key
+        self._hub.turns.until(island, lambda: self._key in self._hub.messages, f"a message of island {peer}")
+        message = self._hub.messages.pop(self._key)
         if message.numel() != self._buffer.numel():
-            raise SyncError(
-                f"island {self._peer} sent {message.numel()} bytes where {self._buffer.numel()} were expected"
-            )
+            raise SyncError(f"island {peer} sent {message.numel()} bytes where {self._buffer.numel()} were expected")
         self._buffer.copy_(message)
 
 
