@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dilocox.errors import DriftError, SyncError
+from dilocox.errors import DriftError, NonFiniteError, SyncError
 from dilocox.outer.exchange.protocol import Received
 from dilocox.outer.fragments import CHUNK_ELEMENTS, Fragment
+from dilocox.outer.island_group import first_nonfinite
 from dilocox.outer.merge.mean import Merge
 from dilocox.outer.roles import Roles
 from dilocox.outer.state import FragmentState
@@ -44,17 +45,18 @@ class SyncJob:
         self.merge: Merge = roles.merge
         self.number = number
         self.sum_of_squares = 0.0
-        self.finite = True
         self.seconds_encoding = 0.0
-        self._index = index
         self.values = list(values)
+        self._finite = True
+        self._drift: DriftError | None = None
+        self._index = index
         self._fingerprint = fingerprint
         self._island = island
         self._roles = roles
         self._progress = progress
         self._checksum = state.checksum
         self._kept: dict[tuple[int, int, int], Tensor] = {}
-        self._scratch = torch.empty(min(CHUNK_ELEMENTS, self.fragment.numel), device=state.device)
+        self._scratch = scratch(self.fragment, state.device)
 
     def encoded(self, start: int, stop: int) -> Tensor:
         if (0, start, stop) not in self._kept:
@@ -65,22 +67,23 @@ class SyncJob:
 
     def merged(self, start: int, stop: int, received: Sequence[Received]) -> Tensor:
         if (1, start, stop) not in self._kept:
-            delta = torch.empty(stop - start, device=self.state.device)
+            delta = self._scratch[: stop - start]
             weights = self.merge.weights([message.header for message in received])
             self.merge.combine(self._roles.codec, [message.body for message in received], weights, delta)
             self._encode(delta, 1, start, stop, flagged=any(message.header.nonfinite for message in received))
         return self._kept[1, start, stop]
 
     def _encode(self, delta: Tensor, hop: int, start: int, stop: int, flagged: bool) -> None:
-        codec = self._roles.codec
-        body = torch.empty(codec.encoded_bytes(stop - start), dtype=torch.uint8, device=self.state.device)
+        message = self.buffer(start, stop)
+        body = message[HEADER_BYTES:]
+        encoded = body if delta.device == body.device else torch.empty_like(body, device=delta.device)
         committed, pending = self.state.residuals[hop].at(start, stop)
-        norms = codec.encode(delta, committed, body, pending)
-        self.finite = self.finite and norms.finite
+        norms = self._roles.codec.encode(delta, committed, encoded, pending)
+        if encoded is not body:
+            body.copy_(encoded)  # waits for the device
+        self._finite = self._finite and norms.finite
         if hop == 0:
             self.sum_of_squares += norms.sum_of_squares
-        message = self.buffer(start, stop)
-        message[HEADER_BYTES:].copy_(body)
         pack_header(
             Header(
                 nonfinite=flagged or not norms.finite,
@@ -123,9 +126,28 @@ class SyncJob:
             raise SyncError(
                 f"{where}: (settings, sync, island, fragment, hop, start, elements) = {got}, expected {expected}"
             )
-        if header.checksum != self._checksum:
-            raise DriftError(
+        if header.checksum != self._checksum and self._drift is None:
+            self._drift = DriftError(
                 f"{where}: its anchor after the last sync has checksum {header.checksum:016x}, this island's has "
                 f"{self._checksum:016x}. The islands have come apart; resume all of them from their last checkpoint"
             )
-        return Received(header, body if self.state.device.type == "cpu" else body.to(self.state.device))
+        return Received(header, body)
+
+    def check(self) -> None:
+        """Raise what the exchange, now complete, has brought to light: DriftError, or this island's NonFiniteError.
+
+        Not earlier: an island that leaves an exchange midway can no longer tell the others why.
+        """
+        if self._drift is not None:
+            raise self._drift
+        if not self._finite:
+            raise NonFiniteError(
+                f"island {self._island}, fragment {self.fragment.name}: the pseudo-gradient has a NaN or infinity, "
+                f"first in {first_nonfinite(self.fragment.shards, self.values)}. Nothing was applied; resume from the "
+                "last checkpoint with a lower inner.lr, and look at the data of this round"
+            )
+
+
+def scratch(fragment: Fragment, device: torch.device) -> Tensor:
+    """fp32 memory for one range of a fragment."""
+    return torch.empty(min(CHUNK_ELEMENTS, fragment.numel), dtype=torch.float32, device=device)

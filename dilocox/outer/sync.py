@@ -4,8 +4,8 @@ Protocol of a sync, on every lane of every island:
 
 1. Encode the payload into messages (kept until the next sync is committed) and a pending residual.
 2. Run the exchange over the lane group. Every message carries the number of the sync, a fingerprint of the settings
-   and the checksum of what islands shared after this fragment's last sync; a difference there is a DriftError.
-   A lane that cannot finish breaks its connections, which its peers notice at once.
+   and the checksum of what islands shared after this fragment's last sync; a difference there is a DriftError, told
+   in the vote. A lane that cannot finish breaks its connections, which its peers notice at once.
 3. Vote. The lanes of an island take the worst of what befell them; each lane tells it to its lane group; the lanes
    take the worst of what they heard. Only if no lane of any island reports a problem is the sync committed: state,
    residuals and weights change after this point only.
@@ -22,14 +22,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-import torch
 from torch import Tensor
 
 from dilocox.errors import DilocoxError, DriftError, NonFiniteError, SyncError
 from dilocox.outer.exchange.protocol import Delivery
-from dilocox.outer.fragments import CHUNK_ELEMENTS
-from dilocox.outer.island_group import IslandGroup, first_nonfinite
-from dilocox.outer.job import Progress, SyncJob
+from dilocox.outer.island_group import IslandGroup
+from dilocox.outer.job import Progress, SyncJob, scratch
 from dilocox.outer.roles import Roles
 from dilocox.outer.state import FragmentState
 from dilocox.outer.transport.protocol import LaneGroup
@@ -107,7 +105,10 @@ class SyncEngine:
         return job
 
     def complete(self, job: SyncJob) -> SyncReport:
-        """Exchange, vote and commit; raises SyncError, NonFiniteError or DriftError with nothing changed."""
+        """Exchange, vote and commit; raises SyncError, NonFiniteError or DriftError with nothing changed.
+
+        (A DriftError about replicas inside the island is raised after the change that brought them apart.)
+        """
         started = self._lane_group.clock()
         before = self._traffic()
         deliveries, attempts = self._until_agreed(lambda: self._agree(job))
@@ -134,6 +135,9 @@ class SyncEngine:
     def check_end(self) -> None:
         """Before the run ends: all islands have committed the same syncs and share the same bits."""
         self._until_agreed(self._hello)
+
+    def _names(self) -> str:
+        return ", ".join(state.fragment.name for state in self._states)
 
     def _traffic(self) -> tuple[int, int]:
         transport = self._lane_group.transport
@@ -175,7 +179,11 @@ class SyncEngine:
             if ahead - behind > 1:
                 raise SyncError(f"islands are {ahead - behind} syncs apart; resume all of them from a checkpoint")
             if ahead == behind and len(set(heard)) > 1:
-                raise DriftError(f"after sync {ahead} the islands hold different bits: checksums {heard}")
+                shown = ", ".join(f"{checksum:016x}" for _, checksum in heard)
+                raise DriftError(
+                    f"after sync {ahead} the islands hold different anchors: fragments {self._names()} have checksums "
+                    f"{shown} on islands 0, 1, …. Resume all islands from their last checkpoint"
+                )
         except (SyncError, DriftError) as error:
             problem = error
         self._decide_inside(problem)
@@ -189,16 +197,11 @@ class SyncEngine:
         deliveries: list[Delivery] = []
         try:
             deliveries = self._roles.exchange.run(job, self._lane_group.transport, self._deadline())
-            if not job.finite:
-                raise NonFiniteError(
-                    f"island {self._lane_group.island}, fragment {job.fragment.name}: the pseudo-gradient has a NaN or "
-                    f"infinity, first in {first_nonfinite(job.fragment.shards, job.values)}. Nothing was applied; "
-                    "resume from the last checkpoint with a lower inner.lr, and look at the data of this round"
-                )
-        except (SyncError, DriftError) as error:
+            job.check()
+        except SyncError as error:
             self._lane_group.transport.abort()
             problem = error
-        except NonFiniteError as error:
+        except (DriftError, NonFiniteError) as error:
             problem = error
         self._vote(job.number, problem)
         return deliveries
@@ -241,10 +244,10 @@ class SyncEngine:
 
     def _commit(self, job: SyncJob, deliveries: Sequence[Delivery]) -> None:
         roles, state = self._roles, job.state
-        scratch = torch.empty(min(CHUNK_ELEMENTS, job.fragment.numel), device=state.device)
+        memory = scratch(job.fragment, state.device)
         checksum = 0
         for delivery in deliveries:
-            merged = scratch[: delivery.stop - delivery.start]
+            merged = memory[: delivery.stop - delivery.start]
             delivery.decode(roles.codec, merged)
             shared = roles.payload.absorb(
                 state, job.values, delivery.start, delivery.stop, merged, roles.outer_optimizer, roles.apply

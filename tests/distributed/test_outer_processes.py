@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributed import TCPStore
 
-from dilocox.errors import HandshakeError, SyncError
+from dilocox.errors import DriftError, HandshakeError, SyncError
 from dilocox.outer.exchange.all_gather import AllGather
 from dilocox.outer.exchange.reduce_scatter import ReduceScatter
 from dilocox.outer.modules import attach, join
@@ -223,6 +223,29 @@ def test_a_killed_island_is_named_and_the_outer_step_not_taken() -> None:
     for error in errors[:2]:
         assert "outer step was not taken" in error
         assert "islands [2] did not come" in error
+
+
+def _drift_rank() -> list[str]:
+    """Island 1 comes apart from the others after the first sync, under each exchange."""
+    island, _ = me()
+    messages = []
+    for name, exchange in EXCHANGES.items():
+        weights = start_weights()
+        loop = outer_loop(weights, roles(codec=INT4, exchange=exchange), connect(f"drift-{name}"))
+        step(loop, weights, island, 0)
+        if island == 1:
+            loop.tensors()["anchor"][0].values[0] += 1e-6
+            loop.load_state(loop.state())
+        with pytest.raises(DriftError) as error:
+            step(loop, weights, island, 1)
+        messages.append(str(error.value))
+    return messages
+
+
+def test_islands_that_came_apart_say_so_on_every_side() -> None:
+    for island, messages in enumerate(run_ranks(3, _drift_rank)):
+        for message in messages:
+            assert "fragment all, message of island" in message, (island, message)
 
 
 def _mismatch_rank() -> str:

@@ -15,7 +15,7 @@ from dilocox_kernels.wire import Header
 
 @dataclass(frozen=True)
 class Received:
-    """One verified message: its header, and its body as a view of the buffer that it arrived in."""
+    """One verified message: its header, and its body (in host memory) as a view of the buffer that it arrived in."""
 
     header: Header
     body: Tensor
@@ -51,7 +51,10 @@ class Job(Protocol):
         """Memory for another island's message about a range."""
 
     def accept(self, message: Tensor, *, island: int, hop: int, start: int, stop: int) -> Received:
-        """Verify a message; raises SyncError when it is damaged or of another sync, DriftError when islands differ."""
+        """Verify a message; raises SyncError when it is damaged or of another sync.
+
+        That islands have come apart is noted and raised once the exchange is complete.
+        """
 
 
 class Exchange(Protocol):

@@ -41,7 +41,7 @@ class ReduceScatter:
         for part in parts[me]:
             messages = {me: job.encoded(*part)}
             for peer in peers:
-                messages[peer], pending = first[peer, part]
+                messages[peer], pending = first.pop((peer, part))  # free when merged
                 pending.wait(deadline)
             received = [
                 job.accept(messages[island], island=island, hop=0, start=part[0], stop=part[1])

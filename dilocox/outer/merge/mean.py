@@ -18,7 +18,10 @@ class Merge(Protocol):
         """A weight for each island, from the headers of its messages, in island order; they sum to 1."""
 
     def combine(self, codec: Codec, bodies: Sequence[Tensor], weights: Sequence[float], out: Tensor) -> None:
-        """Write the merged fp32 pseudo-gradient into `out`; bodies come in island order, so all get the same bits."""
+        """Write the merged fp32 pseudo-gradient into `out`; bodies come in island order, so all get the same bits.
+
+        `bodies` lie in host memory, `out` where the outer state lives.
+        """
 
 
 class Mean:
@@ -30,7 +33,7 @@ class Mean:
     def combine(self, codec: Codec, bodies: Sequence[Tensor], weights: Sequence[float], out: Tensor) -> None:
         out.zero_()
         for body, weight in zip(bodies, weights, strict=True):
-            codec.decode_accumulate(body, weight, out)
+            codec.decode_accumulate(body.to(out.device), weight, out)
 
 
 class WeightedMean(Mean):
