@@ -45,7 +45,8 @@ class IslandGroup:
         for group, members in by_replicas(shards):
             if group is None:
                 continue
-            mine = torch.tensor([_signed(checksum64(values[i])) for i in members], device=self._device)
+            checksums = [_signed(checksum64(values[i].view(torch.uint8))) for i in members]
+            mine = torch.tensor(checksums, device=self._device)
             gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
             dist.all_gather(gathered, mine, group=group)
             unequal = torch.stack(gathered).ne(gathered[0]).any(dim=0).tolist()

@@ -29,12 +29,15 @@ def attach(module: nn.Module, *, rendezvous: str | None, island: int, islands: i
     """An outer loop over the trainable parameters of `module`, which all islands must have initialised alike.
 
     `rendezvous` is the `host:port` where `dilocox coordinator` runs; None for a single island. With torch.distributed
-    initialised, its world is this island and every rank calls this.
+    initialised, its world is this island and every rank calls this. The pseudo-gradient is a difference of these
+    parameters: keep them in fp32 (under autocast or FSDP2's mixed precision), for bf16 ones lose most of a small one.
     """
+    rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     shards = shards_of(module)
     if not shards:
         raise ConfigError("module", type(module).__name__, "has no trainable parameters", "Unfreeze some")
-    rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    if size > 1:
+        _refuse_lone_copies(module, size)
     identity: dict[str, object] = {"ranks": size, "kind of device": shards[0].values.device.type, **describe(roles)}
     identity |= {f"parameter {shard.name}": list(shard.box.global_shape) for shard in shards}
     timeout_s = roles.participation.timeout_s
@@ -106,6 +109,20 @@ def shards_of(module: nn.Module) -> list[Shard]:
         for name, parameter in module.named_parameters()
         if parameter.requires_grad
     ]
+
+
+def _refuse_lone_copies(module: nn.Module, ranks: int) -> None:
+    """Nothing would keep copies equal that neither DistributedDataParallel nor a DTensor looks after."""
+    if isinstance(module, DistributedDataParallel):
+        return
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad and not isinstance(parameter, DTensor):
+            raise ConfigError(
+                "module",
+                type(module).__name__,
+                f"each of the island's {ranks} ranks would train its own copy of {name}",
+                "Wrap the module in DistributedDataParallel, or shard it with fully_shard",
+            )
 
 
 def _contiguous(name: str, parameter: Tensor) -> Tensor:

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import TCPStore
+from torch.nn.parallel import DistributedDataParallel
 
-from dilocox.errors import DriftError, HandshakeError, SyncError
+from dilocox.errors import ConfigError, DriftError, HandshakeError, SyncError
 from dilocox.outer.exchange.all_gather import AllGather
 from dilocox.outer.exchange.reduce_scatter import ReduceScatter
 from dilocox.outer.modules import attach, join
@@ -261,6 +263,31 @@ def test_islands_with_different_settings_refuse_each_other_on_both_sides() -> No
         assert "codec" in message
         assert "int4" in message
         assert "int8" in message
+
+
+def _one_island_rank() -> tuple[str, list[Tensor]]:
+    """An island of several ranks: a module in bf16 under DDP works, one that nothing keeps equal is refused."""
+    dist.init_process_group("gloo")
+    torch.manual_seed(5)
+    module = torch.nn.Linear(9, 5).bfloat16()
+    with pytest.raises(ConfigError) as error:
+        attach(module, rendezvous=None, island=0, islands=1, roles=roles())
+    wrapped = DistributedDataParallel(module)
+    loop = attach(wrapped, rendezvous=None, island=0, islands=1, roles=roles(codec=INT4))
+    for inner_step in range(3):
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.add_(torch.randn(parameter.shape).bfloat16() * 0.1)
+        (report,) = loop.after_update()
+        assert report.elements == 50, inner_step
+    dist.destroy_process_group()
+    return str(error.value), [parameter.detach() for parameter in module.parameters()]
+
+
+def test_one_island_of_two_ranks() -> None:
+    (refusal, first), (_, second) = run_ranks(2, _one_island_rank)
+    assert refusal.startswith("module='Linear': each of the island's 2 ranks would train its own copy of weight")
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 def _too_few_rank() -> str:

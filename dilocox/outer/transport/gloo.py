@@ -102,8 +102,8 @@ class GlooLaneGroup:
         self._store = store
         self._address = address
         self._timeout = timedelta(seconds=timeout_s)
-        self._generation = int(store.compare_set(_GENERATION, "", "0"))
-        self._transport = self._connect()
+        self._generation = 0
+        self._transport = self._join("", "0")
 
     @property
     def transport(self) -> GlooTransport:
@@ -115,13 +115,22 @@ class GlooLaneGroup:
     def rebuild(self) -> None:
         counted = (self._transport.bytes_sent, self._transport.bytes_received)
         self._transport.abort()
-        expected, wanted = str(self._generation), str(self._generation + 1)
-        self._generation = int(self._store.compare_set(_GENERATION, expected, wanted))
-        self._transport = self._connect()
+        self._transport = self._join(str(self._generation), str(self._generation + 1))
         self._transport.bytes_sent, self._transport.bytes_received = counted
 
     def close(self) -> None:
         self._transport.close()
+
+    def _join(self, expected: str, wanted: str) -> GlooTransport:
+        """Move the store on from generation `expected`, unless another process has, and connect the one it names."""
+        try:
+            self._generation = int(self._store.compare_set(_GENERATION, expected, wanted))
+            return self._connect()
+        except RuntimeError as error:
+            raise SyncError(
+                f"lane {self.name}: the rendezvous does not answer: {str(error).splitlines()[0]}. "
+                "`dilocox coordinator` must run, and be reachable, until all islands have ended"
+            ) from error
 
     def _connect(self) -> GlooTransport:
         store = PrefixStore(f"lane-group/{self._generation}/{self.name}", self._store)
