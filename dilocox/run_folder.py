@@ -1,9 +1,9 @@
 """The folder of a run, and who may write into it."""
 
 import fcntl
-import os
 from pathlib import Path
 from typing import IO
+from uuid import uuid4
 
 from dilocox.config import Config, to_yaml
 from dilocox.errors import ConfigError
@@ -47,8 +47,7 @@ class RunFolder:
     def _point_latest(self) -> None:
         """Make `runs_dir/latest` a link to this run; islands may do so at the same time, to the same end."""
         link = self.path.parent / "latest"
-        beside = link.with_name(f"latest.{os.getpid()}.tmp")
-        beside.unlink(missing_ok=True)
+        beside = _beside(link)
         beside.symlink_to(self.path.name)
         beside.replace(link)
 
@@ -58,6 +57,11 @@ class RunFolder:
 
 def write_beside(path: Path, text: str) -> None:
     """Replace a file by one that was written whole."""
-    beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    beside = _beside(path)
     beside.write_text(text)
     beside.replace(path)
+
+
+def _beside(path: Path) -> Path:
+    """A name that nobody else uses, on any machine that shares the folder (process ids repeat between machines)."""
+    return path.with_name(f"{path.name}.{uuid4().hex}.tmp")

@@ -1,0 +1,51 @@
+"""The folder of a run: what many writers at once leave in it, and who may claim it."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dilocox.config import load_config
+from dilocox.errors import ConfigError
+from dilocox.run_folder import RunFolder, check_unused, write_beside
+
+TEXTS = [f"{number}\n" * 1000 for number in range(8)]
+
+
+def test_a_file_is_always_one_writers_whole_text(tmp_path: Path) -> None:
+    """Threads have one process id, as have processes on machines that share a folder."""
+    path = tmp_path / "config.yaml"
+
+    def write(text: str) -> set[str]:
+        seen = set()
+        for _ in range(50):
+            write_beside(path, text)
+            seen.add(path.read_text())
+        return seen
+
+    with ThreadPoolExecutor(len(TEXTS)) as pool:
+        seen = set().union(*pool.map(write, TEXTS))
+    assert seen <= set(TEXTS)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_islands_claim_a_run_together_and_each_only_once(tmp_path: Path) -> None:
+    config = replace(load_config(["name=a"]), runs_dir=str(tmp_path))
+    folders = [RunFolder(config, island) for island in range(2)]
+    assert (tmp_path / "latest").readlink() == Path("a")
+    for island in range(2):
+        with pytest.raises(ConfigError, match="name='a'"):
+            RunFolder(config, island)
+    for folder in folders:
+        folder.close()
+    with pytest.raises(ConfigError, match="already holds a run"):
+        check_unused(config)
+    with pytest.raises(ConfigError, match="already holds a run"):
+        RunFolder(config, 0)
+    again = replace(config, resume="auto")
+    check_unused(again)
+    first = RunFolder(again, 0)
+    with pytest.raises(ConfigError, match="island 0 of this run is running now"):
+        RunFolder(again, 0)
+    first.close()
