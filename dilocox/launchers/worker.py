@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 
 import torch
 
@@ -19,6 +20,9 @@ from dilocox.run_folder import RunFolder
 from dilocox.topology import Lane
 from dilocox.traffic import InsideMeter
 from dilocox.train import train
+
+OWN_WORK = timedelta(minutes=30)
+"""What a rank may do alone while its island waits: read a corpus, verify a checkpoint, compile."""
 
 
 def run_island(config: Config, island: int, rendezvous: str | None, *, quiet: bool) -> None:
@@ -41,8 +45,7 @@ def run_island(config: Config, island: int, rendezvous: str | None, *, quiet: bo
     torch.set_num_threads(config.threads_per_rank)
     with ExitStack() as stack:
         meter = stack.enter_context(InsideMeter())
-        world = start_world(config.island.layout, config.device)
-        stack.callback(stop_world)
+        world = stack.enter_context(island_world(config))
         _claim(stack, config, world, [island], quiet)
         train(config, island, world, meet, meter)
 
@@ -61,10 +64,24 @@ def run_all_islands(config: Config, *, quiet: bool) -> None:
     torch.set_num_threads(config.threads_per_rank)
     with ExitStack() as stack:
         meter = stack.enter_context(InsideMeter())
-        world = start_world(config.island.layout, config.device)
-        stack.callback(stop_world)
+        world = stack.enter_context(island_world(config))
         _claim(stack, config, world, range(config.islands), quiet)
         run_in_turns(config.islands, str(world.lane), run, give_turn)
+
+
+@contextmanager
+def island_world(config: Config) -> Iterator[World]:
+    """The world of this island's ranks, which wait for each other longer than one of them may wait for another island.
+
+    One that waits for another island's message may do so twice before it tells its own island: for a connection, and
+    on it.
+    """
+    longest_between_islands = timedelta(seconds=2 * config.participation["timeout_s"])
+    world = start_world(config.island.layout, config.device, timeout=longest_between_islands + OWN_WORK)
+    try:
+        yield world
+    finally:
+        stop_world()
 
 
 def _claim(stack: ExitStack, config: Config, world: World, islands: Sequence[int], quiet: bool) -> None:
