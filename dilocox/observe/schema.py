@@ -86,7 +86,7 @@ class Sync(Record):
     round: Annotated[int, "rounds", "Rounds completed, this sync included."]
     number: Annotated[int, "syncs", "Syncs committed since the start of the run, this one included."]
     fragment: Annotated[str, "", "Which set of layers was synced."]
-    seconds: Annotated[float, "s", "From the end of encoding until the weights have their new values."]
+    seconds: Annotated[float, "s", "That this island spent on it: encoding, exchange, vote, outer step, handing over."]
     wait_s: Annotated[float, "s", "Of these: in the exchange and the vote."]
     attempts: Annotated[int, "", "Exchanges that it took; 1 if the first succeeded."]
     bytes_sent: Annotated[int, "B", "Sent to other islands, headers included."]

@@ -1,12 +1,16 @@
 """Whole runs: every preset, every launcher, and what methods promise about them."""
 
 import json
+import os
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from dilocox.config import choices
+from dilocox.launchers.rendezvous import serve_store
 from dilocox.observe.schema import METRICS_FILE
 from tests.runs import TINY, Outcome, cli, corpus, outcome, train_in_one_process
 
@@ -100,6 +104,31 @@ def test_the_main_job_leaves_a_whole_folder(tmp_path: Path) -> None:
         steps = sorted(outcome(folder).losses(island))
         assert all(after == before + 1 for before, after in pairwise(steps))
         assert steps[-1] == 6
+
+
+@pytest.mark.slow
+def test_islands_under_torchrun_equal_those_of_the_launcher(tmp_path: Path) -> None:
+    """Each island is a torchrun of its own with two tensor-parallel ranks; they meet at a store."""
+    data = corpus(tmp_path / "corpus")
+    store = serve_store(0, loopback_only=True)
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "dilocox.cli", "island"]
+    place = ["--islands", "2", "--rendezvous", f"127.0.0.1:{store.port}", *settings(tmp_path, "torchrun", *data)]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, *torchrun, "--island", str(island), *place],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+        for island in range(2)
+    ]
+    outputs = [process.communicate(timeout=400)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert all("held-out loss" in output for output in outputs)
+    run = cli("train", *settings(tmp_path, "launcher", *data))
+    assert run.returncode == 0, run.stderr
+    equal(outcome(tmp_path / "torchrun"), outcome(tmp_path / "launcher"))
 
 
 @pytest.mark.slow
