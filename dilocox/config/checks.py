@@ -8,12 +8,23 @@ from dilocox.errors import ConfigError
 
 def check(config: Config) -> None:
     """Raise ConfigError, naming the field, its value and the remedy, where settings cannot work."""
+    _check_name(config)
     _check_positive(config)
     _check_model(config.model)
     _check_layout(config)
     _check_pipeline(config)
     _check_inner(config)
     _check_schedule(config)
+
+
+def _check_name(config: Config) -> None:
+    if config.name in ("", ".", "..", "latest") or "/" in config.name:
+        raise ConfigError(
+            "name",
+            config.name,
+            "cannot be the name of a run's folder",
+            "Choose a word without slashes, other than 'latest'; runs_dir says where the folder lies",
+        )
 
 
 def _check_positive(config: Config) -> None:

@@ -1,8 +1,11 @@
 """Composes the configuration from `conf/` and overrides, with errors that name the field and the nearest known key."""
 
 import difflib
-from collections.abc import Sequence
+import inspect
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from pydoc import locate
 from typing import Any
 
 from hydra import compose, initialize_config_dir
@@ -70,10 +73,11 @@ def read_config(path: Path) -> Config:
 
 
 def build_role(config: Config, role: str) -> Any:
-    """Construct one role from its mapping; a key that its constructor does not know is a ConfigError."""
+    """Construct one role from its mapping; a key or type that its constructor does not know is a ConfigError."""
     settings = getattr(config, role)
     if "_target_" not in settings:
         raise ConfigError(role, settings, "no _target_", f"Choose one of: {', '.join(choices(role))}")
+    _check_types(role, settings)
     try:
         return instantiate(settings)
     except HydraException as error:
@@ -81,6 +85,28 @@ def build_role(config: Config, role: str) -> Any:
         if isinstance(cause, ConfigError):
             raise cause from error
         raise ConfigError(role, settings, str(cause or error), f"See conf/{role}/ for its keys") from error
+
+
+_TYPES = {int: "an integer", float: "a finite number", bool: "true or false", str: "a word"}
+
+
+def _check_types(role: str, settings: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a value that is not of the plain type that the role's constructor declares."""
+    constructor = locate(settings["_target_"])
+    if not callable(constructor):
+        raise ConfigError(f"{role}._target_", settings["_target_"], "not found", "Name a class with its module")
+    for key, parameter in inspect.signature(constructor, eval_str=True).parameters.items():
+        if key in settings and not _fits(settings[key], parameter.annotation):
+            expected = _TYPES[parameter.annotation]
+            raise ConfigError(f"{role}.{key}", settings[key], f"expected {expected}", f"See conf/{role}/ for examples")
+
+
+def _fits(value: object, declared: object) -> bool:
+    if declared is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if declared is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, declared) if declared in (bool, str) and isinstance(declared, type) else True
 
 
 def choices(group: str) -> list[str]:

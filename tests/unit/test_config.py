@@ -52,6 +52,14 @@ def test_an_unknown_key_is_refused_with_the_nearest_one(override: str, field: st
         ("island.precision=fp16", "island.precision", ["'fp16'", "auto, fp32, bf16"]),
         ("steps", "steps", ["key=value"]),
         ("+codec.blok=3", "codec", ["blok", "See conf/codec/"]),
+        ("schedule.inner_steps=2.5", "schedule.inner_steps", ["2.5", "an integer", "See conf/schedule/"]),
+        ("schedule.inner_steps=many", "schedule.inner_steps", ["'many'", "an integer"]),
+        ("participation.attempts=true", "participation.attempts", ["True", "an integer"]),
+        ("outer_optimizer.lr=nan", "outer_optimizer.lr", ["nan", "a finite number"]),
+        ("outer_optimizer.momentum=null", "outer_optimizer.momentum", ["None", "a finite number"]),
+        ("codec.error_feedback=1", "codec.error_feedback", ["1", "true or false"]),
+        ("codec.scale_dtype=16", "codec.scale_dtype", ["16", "a word"]),
+        ("schedule._target_=dilocox.outer.schedule.EveryG", "schedule._target_", ["EveryG", "not found"]),
         ("name=${nothing}", "name", ["nothing"]),
     ],
 )
@@ -64,6 +72,10 @@ def test_a_value_of_the_wrong_kind_is_refused(override: str, field: str, parts: 
 @pytest.mark.parametrize(
     ("overrides", "field", "parts"),
     [
+        (["name=a/b"], "name", ["'a/b'", "without slashes", "runs_dir"]),
+        (["name=.."], "name", ["'..'"]),
+        (["name="], "name", ["''"]),
+        (["name=latest"], "name", ["'latest'"]),
         (["islands=0"], "islands", ["0", "at least 1"]),
         (["steps=-1"], "steps", ["-1"]),
         (["checkpoint.keep_last=1"], "checkpoint.keep_last", ["at least two"]),
