@@ -1,8 +1,8 @@
 """How much memory a rank needs, by part, before anything is built.
 
 Weights, gradients, the inner optimiser and the outer state are counted exactly, padding included (a test compares them
-with what an island allocates). Messages and received codes come from a rehearsal of the exchange. Activations are
-estimated in `dilocox.activations`.
+with what an island allocates). Messages come from a rehearsal of the exchange. Activations are estimated in
+`dilocox.activations`.
 """
 
 from collections.abc import Callable
@@ -41,7 +41,7 @@ class MemoryEstimate:
     activations: int
     logits: int
     sync: int
-    """Codes that the outer step reads, and scratch; where the outer state lives."""
+    """Scratch, where the outer state lives; codes stay among the messages until a range is merged."""
     messages: int
     """This lane's messages of two syncs (kept until acknowledged), and those it receives; always in host memory."""
     runtime: int
@@ -90,7 +90,7 @@ def _estimate(
     stepped = sum(holding.numel for holding in owned)
     buffered = sum(buffer.numel for buffer in buffers(config, vocab_size, lane))
     flat = flat_numel(owned, roles.codec.alignment)
-    codes, messages = sync(flat)
+    scratch, messages = sync(flat)
     return MemoryEstimate(
         lane=lane,
         weights=buffered * element_bytes(config),
@@ -99,7 +99,7 @@ def _estimate(
         outer_state=_outer_state(config, roles, flat),
         activations=activation_bytes(config, lane),
         logits=logit_bytes(config, vocab_size, lane),
-        sync=codes,
+        sync=scratch,
         messages=messages,
         runtime=0 if on_cpu else RUNTIME_BYTES,
         outer_on_host=not on_cpu and config.outer_state_device is StateDevice.host,
@@ -125,12 +125,11 @@ def _outer_state(config: Config, roles: Roles, flat: int) -> int:
 
 
 def _sync(config: Config, roles: Roles, flat: int) -> tuple[int, int]:
-    """(codes and scratch, messages); on a CPU the codes are views of messages."""
+    """(scratch, messages)."""
     scratch = SCRATCH_CHUNKS * FP32 * min(CHUNK_ELEMENTS, flat)
     rehearsals = [rehearse(flat, roles, island, config.islands) for island in range(config.islands)]
-    codes = max(rehearsal.delivered for rehearsal in rehearsals)
     messages = max(2 * rehearsal.own_messages + rehearsal.received_messages for rehearsal in rehearsals)
-    return scratch + (codes if uses_gpu(config) else 0), messages
+    return scratch, messages
 
 
 EXPERIMENTS = ("125m", "350m", "1.3b", "7b", "13b", "70b")

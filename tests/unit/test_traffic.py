@@ -56,7 +56,6 @@ def test_bytes_follow_the_formulas(blocks: int, islands: int, codec: object) -> 
         encoded = chosen.codec.encoded_bytes(numel)
         share = 1 if hops == 1 else 2 / islands
         assert sum(r.bytes_sent for r in found) == islands * framing + round(islands * (islands - 1) * share * encoded)
-        assert all(r.delivered == (islands if hops == 1 else 1) * encoded for r in found)
 
 
 def test_reduction_against_synchronous_training() -> None:
