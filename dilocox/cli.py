@@ -5,6 +5,7 @@ Settings are Hydra overrides: `dilocox train model=tiny islands=4 codec=int8`.
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,7 +36,12 @@ def _tell_launcher(error: Exception) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="dilocox", description="Train one language model on several GPU islands.")
+    parser = argparse.ArgumentParser(
+        prog="dilocox",
+        description="Train one language model on several GPU islands.",
+        epilog="Every setting, with its default and what it may be, is in conf/; an unknown one is told the nearest. "
+        "dilocox train --dry-run shows what settings come to.",
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     train = commands.add_parser("train", help="start all islands on this machine and train")
@@ -69,14 +75,16 @@ def _train(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         from dilocox.dry_run import describe
 
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # its reader may be `head`
         print(describe(config))
         return 0
     from dilocox.launchers.local import island_command, launch
     from dilocox.observe.console import ProgressDisplay
     from dilocox.observe.finish import finish
-    from dilocox.run_folder import check_unused
+    from dilocox.run_folder import check_unused, create_folder
 
     check_unused(config)
+    create_folder(config)
     display = ProgressDisplay(config, range(config.islands))
     try:
         command = island_command(arguments.overrides, config.islands)

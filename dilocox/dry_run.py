@@ -34,7 +34,8 @@ def _run(config: Config, between: BetweenTraffic) -> str:
     everywhere = config.islands * tokens
     device = "GPU" if uses_gpu(config) else "CPU"
     precision = "bf16 with fp32 main weights" if element_bytes(config) == 2 else "fp32"
-    microbatches = f"{island.microbatches} microbatches of {island.micro_batch_size} sequences a data parallel rank"
+    plural = "es" if island.microbatches > 1 else ""
+    microbatches = f"{island.microbatches} microbatch{plural} of {island.micro_batch_size} a data parallel rank"
     return _table(
         [
             ("run", f"{config.name}, in {config.run_dir}"),

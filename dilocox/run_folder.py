@@ -1,12 +1,27 @@
 """The folder of a run, and who may write into it."""
 
 import fcntl
+import os
 from pathlib import Path
 from typing import IO
 from uuid import uuid4
 
 from dilocox.config import Config, to_yaml
 from dilocox.errors import ConfigError
+
+
+def create_folder(config: Config) -> None:
+    """Make the run's folder; raises ConfigError where it cannot be written."""
+    try:
+        config.run_dir.mkdir(parents=True, exist_ok=True)
+        writable = os.access(config.run_dir, os.W_OK | os.X_OK)
+        reason = "no permission to write"
+    except OSError as error:
+        writable, reason = False, error.strerror or str(error)
+    if not writable:
+        raise ConfigError(
+            "runs_dir", config.runs_dir, f"{config.run_dir} cannot be used: {reason}", "Choose a folder of your own"
+        )
 
 
 def check_unused(config: Config) -> None:
@@ -29,7 +44,7 @@ class RunFolder:
         lock = self.path / f"island-{island}.lock"
         if config.resume == "never" and lock.exists():
             check_unused(config)
-        self.path.mkdir(parents=True, exist_ok=True)
+        create_folder(config)
         self._lock: IO[str] = lock.open("a")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live table in a terminal, plain lines elsewhere."""
+"""What a person sees while a run goes on: a live table below what should stay in a terminal, plain lines elsewhere."""
 
 import threading
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class ProgressDisplay:
         self._terminal = terminal or Terminal(highlight=False)
         self._steps = config.steps
         self._name = config.name
-        self._lines = PlainLines(islands, config.steps)
+        self._run_dir = config.run_dir
         self._tail = Tail(config.run_dir / METRICS_FILE)
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
@@ -42,6 +42,7 @@ class ProgressDisplay:
         if mode is Console.auto:
             mode = Console.live if self._terminal.is_terminal else Console.plain
         self._mode = mode
+        self._lines = PlainLines(islands, config.steps, step_lines=mode is Console.plain)
 
     def start(self) -> None:
         if self._mode is Console.none:
@@ -49,6 +50,7 @@ class ProgressDisplay:
         for record in self._tail.read():
             self._lines.update(record)
         self._lines.flush()
+        self._print([f"{self._name}: starting; logs and metrics are in {self._run_dir}"])
         self._thread = threading.Thread(target=self._run, name="progress-display", daemon=True)
         self._thread.start()
 
@@ -99,7 +101,7 @@ class ProgressDisplay:
             while not over:
                 over = self._over.wait(POLL_S)
                 for record in self._tail.read():
-                    progress.update(record)
+                    self._print(self._lines.update(record))
                 live.update(table(self._name, progress, self._steps), refresh=True)
 
 

@@ -1,5 +1,6 @@
 """Progress as plain lines, for logs and pipes: some ten for the steps of a run, and one for each held-out loss."""
 
+import math
 from collections.abc import Sequence
 
 from dilocox.observe.progress import RunProgress
@@ -14,10 +15,11 @@ STEP_LINES = 10
 class PlainLines:
     """Turns records of the watched islands into lines."""
 
-    def __init__(self, islands: Sequence[int], steps: int) -> None:
+    def __init__(self, islands: Sequence[int], steps: int, *, step_lines: bool = True) -> None:
+        """Without `step_lines` only what happens rarely is a line: starts and held-out losses."""
         self.progress = RunProgress.of(islands)
         self._steps = steps
-        self._every = max(1, steps // STEP_LINES)
+        self._every = max(1, steps // STEP_LINES) if step_lines else math.inf
         self._last_step = 0
         self._due = False
         self._starting = set(islands)
@@ -52,8 +54,10 @@ class PlainLines:
             return []
         self._starting = set(self.progress.islands)  # for the next launch
         watched = ", ".join(str(island) for island in self.progress.islands)
+        whole = len(self.progress.islands) == start.islands
+        islands = f"{start.islands} islands, each" if whole else f"island {watched} of {start.islands},"
         return [
-            f"{start.run}: island {watched} of {start.islands}, each tp={start.tp} pp={start.pp} dp={start.dp} on "
+            f"{start.run}: {islands} tp={start.tp} pp={start.pp} dp={start.dp} on "
             f"{start.device}; {start.model} model, {quantity(start.parameters)} parameters, {start.precision}; "
             f"{start.inner_optimizer}; {start.algo}"
         ]
@@ -61,7 +65,8 @@ class PlainLines:
     def _look_for_step_line(self) -> None:
         step = self.progress.steps
         marked = step // self._every > self._last_step // self._every
-        if marked or (step == self._steps and step > self._last_step):
+        last = step == self._steps and step > self._last_step and math.isfinite(self._every)
+        if marked or last:
             self._last_step = step
             self._due = True
 

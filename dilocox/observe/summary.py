@@ -143,7 +143,8 @@ def describe(summary: Summary) -> str:
     before = "" if untrained is None else f", from {untrained:.4f} untrained"
     bits = summary.bits_per_parameter_per_sync
     per_sync = "" if bits is None else f" ({bits:.3g} bits a parameter and sync)"
-    equal = "the same" if summary.parameters_equal else "DIFFERENT"
+    islands = len(summary.parameter_hashes)
+    equal = ("the same" if summary.parameters_equal else "DIFFERENT") + f" on {islands} islands"
     peak = max(peak for peaks in summary.peak_memory_bytes.values() for peak in peaks)
     return "\n".join(
         (
@@ -154,7 +155,7 @@ def describe(summary: Summary) -> str:
             f"({summary.sync_share:.1%}) in sync",
             f"sent             {quantity(summary.bytes_between_islands, 'B')} between islands{per_sync}, "
             f"{quantity(summary.bytes_inside_islands, 'B')} inside",
-            f"final weights    {equal} on {len(summary.parameter_hashes)} islands: "
+            f"final weights    {equal if islands > 1 else 'hash'}: "
             f"{' '.join(sorted(set(summary.parameter_hashes.values())))}",
             f"peak memory      {quantity(peak, 'B')} a rank",
         )

@@ -52,7 +52,7 @@ def test_a_run_of_500_steps_is_some_twenty_readable_lines(records: list[Record])
     plain = PlainLines(range(2), 500)
     lines = [line for record in records for line in plain.update(record)]
     assert 15 <= len(lines) <= 22
-    assert re.match(r"test: island 0, 1 of 2, each tp=2 pp=1 dp=1 on cpu; tiny model, 788k parameters, fp32", lines[0])
+    assert re.match(r"test: 2 islands, each tp=2 pp=1 dp=1 on cpu; tiny model, 788k parameters, fp32", lines[0])
     assert lines[1] == "held-out loss 5.5000  perplexity 244.7  (anchor, untrained)"
     steps = [line for line in lines if line.startswith("step")]
     assert [int(line.split("/")[0].removeprefix("step")) for line in steps] == list(range(50, 501, 50))
@@ -126,7 +126,7 @@ def test_plain_display_follows_the_file(config: Config) -> None:
     fresh = replace(config, name="plain")
     text = _shown(fresh, Terminal(file=io.StringIO(), width=80), [0, 1])
     assert text.count("step  50/500") == 1
-    assert text.startswith("plain: island 0, 1 of 2")
+    assert text.startswith(f"plain: starting; logs and metrics are in {fresh.run_dir}\nplain: 2 islands, each")
     assert max(map(len, text.splitlines())) > 80, "a line was wrapped to the width of a terminal that is none"
 
 
@@ -136,7 +136,9 @@ def test_live_display_draws_the_table(config: Config) -> None:
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
     newest = text.split("┏")[-1]
     assert len(re.findall(r"│ +50/500 │", newest)) == 2
-    assert text.startswith("live")
+    assert text.startswith(f"live: starting; logs and metrics are in {fresh.run_dir}")
+    assert "live: 2 islands, each" in text
+    assert "step  50/500  loss" not in text
 
 
 def test_no_display_writes_nothing_and_reads_nothing(config: Config) -> None:
@@ -155,8 +157,8 @@ def test_a_resumed_run_does_not_repeat_the_lines_of_the_launch_before(config: Co
         recorder.resume(step=100, path="checkpoints/100")
         made_up.take_steps(recorder, 0, 101, 150)
     lines = terminal.file.getvalue().splitlines()
-    assert lines[1] == "island 0 goes on at step 100 from checkpoints/100"
-    assert [line.split("  ")[0] for line in lines[2:]] == ["step 150/500"]
+    assert lines[2] == "island 0 goes on at step 100 from checkpoints/100"
+    assert [line.split("  ")[0] for line in lines[3:]] == ["step 150/500"]
 
 
 def test_a_metrics_file_that_cannot_be_read_is_an_error_of_the_display(config: Config) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from dilocox.config import load_config
 from dilocox.errors import ConfigError
-from dilocox.run_folder import RunFolder, check_unused, write_beside
+from dilocox.run_folder import RunFolder, check_unused, create_folder, write_beside
 
 TEXTS = [f"{number}\n" * 1000 for number in range(8)]
 
@@ -28,6 +28,15 @@ def test_a_file_is_always_one_writers_whole_text(tmp_path: Path) -> None:
         seen = set().union(*pool.map(write, TEXTS))
     assert seen <= set(TEXTS)
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("runs_dir", ["a-file", "a-file/below"])
+def test_a_folder_that_cannot_be_made_is_a_setting_to_change(tmp_path: Path, runs_dir: str) -> None:
+    (tmp_path / "a-file").touch()
+    config = replace(load_config(["name=a"]), runs_dir=str(tmp_path / runs_dir))
+    with pytest.raises(ConfigError, match=r"cannot be used: Not a directory\. Choose a folder") as caught:
+        create_folder(config)
+    assert caught.value.field == "runs_dir"
 
 
 def test_islands_claim_a_run_together_and_each_only_once(tmp_path: Path) -> None:
