@@ -6,6 +6,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+TREE_ELEMENTS = 1 << 16
+"""Squares of so many elements are added up in a tree, the sums of trees one after the other."""
+
 
 class Norms(NamedTuple):
     """Statistics taken in the same pass as the encoding; equal at any number of threads."""
@@ -19,7 +22,7 @@ class Norms(NamedTuple):
 
 
 class RunningNorms:
-    """Norms of a range that comes in chunks: a fixed tree in float64 inside a chunk, chunks added up in order."""
+    """Norms of a range that comes in chunks of whole trees (but for the last), in float64."""
 
     def __init__(self) -> None:
         self._sum_of_squares = 0.0
@@ -32,20 +35,22 @@ class RunningNorms:
             self._sum_of_squares, self._max_abs = math.nan, largest
             return False
         self._max_abs = max(self._max_abs, largest)
-        self._sum_of_squares += _tree_sum_of_squares(delta)
+        for tree in _sums_of_squares(delta):
+            self._sum_of_squares += tree
         return True
 
     def result(self) -> Norms:
         return Norms(self._sum_of_squares, self._max_abs, math.isfinite(self._max_abs))
 
 
-def _tree_sum_of_squares(values: Tensor) -> float:
-    """Halves added element by element: torch.sum picks its order by the number of threads and the vector width."""
-    width = 1 << (values.numel() - 1).bit_length()
-    sums = torch.zeros(width, dtype=torch.float64, device=values.device)
-    sums[: values.numel()] = values
-    sums.mul_(sums)
+def _sums_of_squares(values: Tensor) -> list[float]:
+    """Of each tree: halves added element by element, since torch.sum picks its order by threads and vector width."""
+    width = min(TREE_ELEMENTS, 1 << (values.numel() - 1).bit_length())
+    trees = -(-values.numel() // width)
+    flat = torch.zeros(trees * width, dtype=torch.float64, device=values.device)
+    flat[: values.numel()] = values
+    sums = flat.mul_(flat).view(trees, width)
     while width > 1:
         width //= 2
-        sums = sums[:width] + sums[width:]
-    return sums.item()
+        sums = sums[:, :width] + sums[:, width:]
+    return sums.view(-1).tolist()

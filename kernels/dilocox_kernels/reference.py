@@ -4,13 +4,17 @@ Every step is an elementwise fp32 operation of its own (one rounding each, nothi
 the same on every device, at any number of threads, and however a range is cut at multiples of the alignment.
 """
 
+from collections.abc import Iterator
+
 from torch import Tensor
 
 from dilocox_kernels.formats import Format
-from dilocox_kernels.norms import Norms, RunningNorms
+from dilocox_kernels.norms import TREE_ELEMENTS, Norms, RunningNorms
 
-CHUNK_ELEMENTS = 1 << 16
+CPU_CHUNK_ELEMENTS = TREE_ELEMENTS
 """A multiple of every block size; its scratch fits a core's cache."""
+DEVICE_CHUNK_ELEMENTS = 16 * TREE_ELEMENTS
+"""Few launches; scratch of some 40 MiB."""
 
 
 def encode(
@@ -25,8 +29,8 @@ def encode(
     numel = delta.numel()
     _check_size(fmt, out, numel)
     norms = RunningNorms()
-    for start in range(0, numel, CHUNK_ELEMENTS):
-        here = slice(start, min(start + CHUNK_ELEMENTS, numel))
+    for start, stop in _chunks(delta):
+        here = slice(start, stop)
         values = delta[here] if residual is None else (residual[here] * decay).add_(delta[here])
         if not norms.include(delta[here], values):
             out.zero_()
@@ -43,8 +47,7 @@ def decode(fmt: Format, body: Tensor, out: Tensor) -> None:
     """Decode uint8 `body` [fmt.encoded_bytes(n)] into fp32 `out` [n]; ValueError for another size."""
     numel = out.numel()
     _check_size(fmt, body, numel)
-    for start in range(0, numel, CHUNK_ELEMENTS):
-        stop = min(start + CHUNK_ELEMENTS, numel)
+    for start, stop in _chunks(out):
         out[start:stop] = fmt.read(body, start, stop, numel)
 
 
@@ -55,9 +58,15 @@ def decode_accumulate(fmt: Format, body: Tensor, weight: float, out: Tensor) -> 
     """
     numel = out.numel()
     _check_size(fmt, body, numel)
-    for start in range(0, numel, CHUNK_ELEMENTS):
-        stop = min(start + CHUNK_ELEMENTS, numel)
+    for start, stop in _chunks(out):
         out[start:stop] += fmt.read(body, start, stop, numel).mul_(weight)
+
+
+def _chunks(values: Tensor) -> Iterator[tuple[int, int]]:
+    """Ranges that are worked on in turn."""
+    chunk = CPU_CHUNK_ELEMENTS if values.device.type == "cpu" else DEVICE_CHUNK_ELEMENTS
+    for start in range(0, values.numel(), chunk):
+        yield start, min(start + chunk, values.numel())
 
 
 def _check_size(fmt: Format, body: Tensor, numel: int) -> None:

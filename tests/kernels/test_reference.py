@@ -24,7 +24,7 @@ FORMATS: list[Format] = [
     BlockFormat(8, 32, "bf16"),
     BlockFormat(4, 256, "fp32"),
 ]
-SEVERAL_CHUNKS = 3 * reference.CHUNK_ELEMENTS + 4321
+SEVERAL_CHUNKS = 3 * reference.CPU_CHUNK_ELEMENTS + 4321
 formats = pytest.mark.parametrize("fmt", FORMATS, ids=lambda fmt: fmt.name)
 
 
@@ -104,6 +104,18 @@ def test_many_chunks_equal_numpy_and_one_thread_equals_two(fmt: Format) -> None:
         to_send = delta.numpy() + np.float32(0.9) * owed.numpy()
         expected = oracle.block(to_send, fmt.bits, fmt.block_size, fmt.scale_dtype_name)
         assert results[0][0].numpy().tobytes() == expected.body
+
+
+@formats
+def test_the_chunks_of_a_gpu_change_no_bit(fmt: Format, monkeypatch: pytest.MonkeyPatch) -> None:
+    delta, owed = noise(SEVERAL_CHUNKS, 1), noise(SEVERAL_CHUNKS, 2)
+    results = []
+    for chunk in (reference.CPU_CHUNK_ELEMENTS, reference.DEVICE_CHUNK_ELEMENTS):
+        monkeypatch.setattr(reference, "CPU_CHUNK_ELEMENTS", chunk)
+        body, kept, norms = encode(fmt, delta, owed, 0.9)
+        results.append((body, kept, decode(fmt, body, SEVERAL_CHUNKS), norms))
+    assert all(torch.equal(a, b) for a, b in zip(results[0][:3], results[1][:3], strict=True))
+    assert results[0][3] == results[1][3]
 
 
 @formats
