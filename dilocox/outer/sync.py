@@ -13,7 +13,8 @@ Protocol of a sync, on every lane of every island:
 
 A failed sync is repeated over a rebuilt lane group, with the same messages. An island can miss the last vote of a
 sync that the others have committed: on the rebuilt group islands tell each other how far they are, and those ahead
-send their kept messages once more, so that the one behind commits the same bits.
+send their kept messages once more, so that the one behind commits the same bits. It waits for them meanwhile, and
+they come at their next sync: `participation.timeout_s` should be longer than a round.
 """
 
 import struct

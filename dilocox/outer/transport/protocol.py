@@ -25,6 +25,7 @@ class Transport(Protocol):
     bytes_sent: int
     """Everything handed to `send` so far, framing of ours included, that of TCP/IP excluded."""
     bytes_received: int
+    """The same for `receive`, whether it came or not."""
 
     def send(self, peer: int, message: Tensor) -> Pending:
         """Start to send a contiguous uint8 CPU tensor to island `peer`."""
