@@ -36,7 +36,7 @@ class IslandGroup:
         dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=self._group)
         return highest.tolist()
 
-    def check_replicas(self, shards: Sequence[Shard], values: Sequence[Tensor], what: str) -> None:
+    def check_replicas(self, shards: Sequence[Shard], values: Sequence[Tensor], where: str) -> None:
         """Raise DriftError on every rank when ranks that hold the same shards hold different bits.
 
         Each rank sends the checksums of the shards of each replicas group to that group (8 bytes a shard).
@@ -52,8 +52,11 @@ class IslandGroup:
             unequal = torch.stack(gathered).ne(gathered[0]).any(dim=0).tolist()
             names |= {shards[i].name for i, bad in zip(members, unequal, strict=True) if bad}
         if self.worst([len(names)])[0]:
-            where = f"here: {sorted(names)[:3]}" if names else "on another rank of this island"
-            raise DriftError(f"{what}: replicas inside the island differ after a sync, {where}")
+            which = f"here: {sorted(names)[:3]}" if names else "on another rank of this island"
+            raise DriftError(
+                f"{where}: replicas inside the island differ after the sync, {which}. Resume from the last checkpoint; "
+                "if it happens again, suspect the memory or the links of this island's machines"
+            )
 
 
 def _signed(value: int) -> int:
@@ -61,6 +64,8 @@ def _signed(value: int) -> int:
 
 
 def first_nonfinite(shards: Sequence[Shard], values: Sequence[Tensor]) -> str:
-    """The name of the first parameter with a NaN or infinity, to be named in an error."""
-    bad = (shard.name for shard, tensor in zip(shards, values, strict=True) if not bool(torch.isfinite(tensor).all()))
-    return next(bad, "none: it comes from the residual or from overflow in the codec")
+    """Where a NaN or infinity comes from, as a part of an error's sentence."""
+    for shard, tensor in zip(shards, values, strict=True):
+        if not bool(torch.isfinite(tensor).all()):
+            return f"first in {shard.name}"
+    return "though all parameters are finite: they, or what earlier syncs could not send, are too large for fp32"

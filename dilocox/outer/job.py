@@ -35,6 +35,7 @@ class SyncJob:
         values: Sequence[Tensor],
         *,
         number: int,
+        inner_step: int,
         fingerprint: int,
         island: int,
         roles: Roles,
@@ -44,6 +45,8 @@ class SyncJob:
         self.fragment: Fragment = state.fragment
         self.merge: Merge = roles.merge
         self.number = number
+        self.where = f"inner step {inner_step}, fragment {state.fragment.name}"
+        """For messages."""
         self.sum_of_squares = 0.0
         self.seconds_encoding = 0.0
         self.values = list(values)
@@ -107,7 +110,7 @@ class SyncJob:
         return torch.empty(HEADER_BYTES + self._roles.codec.encoded_bytes(stop - start), dtype=torch.uint8)
 
     def accept(self, message: Tensor, *, island: int, hop: int, start: int, stop: int) -> Received:
-        where = f"fragment {self.fragment.name}, message of island {island}"
+        where = f"{self.where}, message of island {island}"
         try:
             header, body = unpack(message)
         except WireError as error:
@@ -142,9 +145,9 @@ class SyncJob:
             raise self._drift
         if not self._finite:
             raise NonFiniteError(
-                f"island {self._island}, fragment {self.fragment.name}: the pseudo-gradient has a NaN or infinity, "
-                f"first in {first_nonfinite(self.fragment.shards, self.values)}. Nothing was applied; resume from the "
-                "last checkpoint with a lower inner.lr, and look at the data of this round"
+                f"island {self._island}, {self.where}: the pseudo-gradient has a NaN or infinity, "
+                f"{first_nonfinite(self.fragment.shards, self.values)}. Nothing was applied; resume from the last "
+                "checkpoint with a lower inner.lr, and look at the data of this round"
             )
 
 

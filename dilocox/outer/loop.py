@@ -116,7 +116,7 @@ class OuterLoop:
         with torch.no_grad():
             for index in due.send:
                 fragment = self._states[index].fragment
-                self._jobs[index] = self._engine.begin(index, values_of(fragment), self._progress)
+                self._jobs[index] = self._engine.begin(index, values_of(fragment), self._progress, self.inner_steps)
             reports = [self._engine.complete(self._jobs.pop(index)) for index in due.apply]
             if due.apply and self._roles.payload.point is Point.AFTER_UPDATE:
                 self._publish()

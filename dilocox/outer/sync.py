@@ -87,13 +87,14 @@ class SyncEngine:
         self._fingerprint = fingerprint
         self._last: SyncJob | None = None
 
-    def begin(self, index: int, values: Sequence[Tensor], progress: Progress) -> SyncJob:
-        """Encode fragment `index` as it is now; nothing is sent yet."""
+    def begin(self, index: int, values: Sequence[Tensor], progress: Progress, inner_step: int) -> SyncJob:
+        """Encode fragment `index` as it is now, after `inner_step` inner steps; nothing is sent yet."""
         job = SyncJob(
             self._states[index],
             index,
             values,
             number=self.committed + 1,
+            inner_step=inner_step,
             fingerprint=self._fingerprint,
             island=self._lane_group.island,
             roles=self._roles,
@@ -156,7 +157,7 @@ class SyncEngine:
                 if attempt == attempts:
                     raise SyncError(
                         f"lane {self._lane_group.name}: gave up after {attempts} attempts; the outer step was not "
-                        f"taken. {error}"
+                        f"taken, and all islands can go on from their last checkpoint. {error}"
                     ) from error
         raise AssertionError("participation.attempts is at least 1")
 
@@ -204,29 +205,29 @@ class SyncEngine:
             problem = error
         except (DriftError, NonFiniteError) as error:
             problem = error
-        self._vote(job.number, problem)
+        self._vote(job, problem)
         return deliveries
 
-    def _vote(self, number: int, problem: DilocoxError | None) -> None:
+    def _vote(self, job: SyncJob, problem: DilocoxError | None) -> None:
         me = self._lane_group.island
         heard = [0] * self._lane_group.islands
         heard[me] = self._island_group.worst([_severity(problem)])[0]
         try:
-            for island, reply in enumerate(self._tell_all(_VOTE.pack(number, heard[me]))):
+            for island, reply in enumerate(self._tell_all(_VOTE.pack(job.number, heard[me]))):
                 voted_on, heard[island] = _VOTE.unpack(reply)
-                if voted_on != number:
-                    raise SyncError(f"island {island} votes on sync {voted_on}, not on {number}")
+                if voted_on != job.number:
+                    raise SyncError(f"island {island} votes on sync {voted_on}, not on {job.number}")
         except SyncError as error:
             problem = problem or error
             heard[me] = max(heard[me], _severity(error))
-        self._raise_worst(problem, self._island_group.worst(heard))
+        self._raise_worst(problem, self._island_group.worst(heard), job.where)
 
     def _decide_inside(self, problem: DilocoxError | None) -> None:
         verdicts = [0] * self._lane_group.islands
         verdicts[self._lane_group.island] = _severity(problem)
-        self._raise_worst(problem, self._island_group.worst(verdicts))
+        self._raise_worst(problem, self._island_group.worst(verdicts), "reconnecting")
 
-    def _raise_worst(self, problem: DilocoxError | None, verdicts: Sequence[int]) -> None:
+    def _raise_worst(self, problem: DilocoxError | None, verdicts: Sequence[int], where: str) -> None:
         """Raise the worst problem of all islands: this lane's own if it is that, else one that says whose it is."""
         worst = max(verdicts)
         if worst == 0:
@@ -235,7 +236,7 @@ class SyncEngine:
             raise problem
         islands = [island for island, verdict in enumerate(verdicts) if verdict == worst]
         kind = {1: "a failed exchange", 2: "a NaN or infinity in its pseudo-gradient", 3: "a different anchor"}[worst]
-        raise _SEVERITY[worst - 1](f"island {islands[0]} reports {kind}; nothing was applied. See its log")
+        raise _SEVERITY[worst - 1](f"{where}: island {islands[0]} reports {kind}; nothing was applied. See its logs")
 
     def _tell_all(self, message: bytes) -> list[bytes]:
         return share_fixed(self._lane_group.transport, message, self._deadline())
@@ -255,7 +256,7 @@ class SyncEngine:
             )
             checksum += checksum64(shared, delivery.start)
         job.fragment.hand_over(job.values)
-        self._island_group.check_replicas(job.fragment.shards, job.values, job.fragment.name)
+        self._island_group.check_replicas(job.fragment.shards, job.values, job.where)
         for residual in state.residuals:
             residual.commit()
         state.outer_steps += 1

@@ -141,7 +141,7 @@ def measure(overrides: list[str]) -> dict[str, Any]:
             step = meter.bytes_sent
             loop = outer_loop(config, island, world, alone("x"))
             before = meter.bytes_sent
-            loop._engine.complete(loop._engine.begin(0, [s.values for s in island.weights()], loop._progress))
+            loop._engine.complete(loop._engine.begin(0, [s.values for s in island.weights()], loop._progress, 1))
             island.publish()
         return {
             "lane": world.lane,

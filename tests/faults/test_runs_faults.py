@@ -145,7 +145,7 @@ EXPLODING = ("inner.lr=1e38", "inner.warmup_steps=0", "inner.weight_decay=1000")
         ([], r"island 0, inner step 2: the loss is (nan|inf)"),
         (
             ["schedule.inner_steps=1"],
-            r"island 0, fragment all: the pseudo-gradient has a NaN or infinity, first in \S+weight",
+            r"island 0, inner step 1, fragment all: the pseudo-gradient has a NaN or infinity, first in \S+weight",
         ),
     ],
 )

@@ -218,13 +218,25 @@ def test_a_nan_stops_all_islands_before_it_spreads(exchange: object) -> None:
         anchors[island] = loop.tensors()["anchor"][0].values.clone()
         if island == 1:
             weights[1][3] = float("nan")
-        with pytest.raises(NonFiniteError, match="p1" if island == 1 else "island 1 reports a NaN"):
+        named = "fragment all: the pseudo-gradient has a NaN.* first in p1" if island == 1 else "fragment all: island 1"
+        with pytest.raises(NonFiniteError, match=f"inner step 2, {named}"):
             loop.after_update(Progress())
         assert torch.equal(loop.tensors()["anchor"][0].values, anchors[island])
         assert loop.state()["syncs"] == 1
 
     run_islands(3, body)
     assert torch.equal(anchors[0], anchors[1])
+
+
+def test_what_overflows_though_all_parameters_are_finite_is_said_to_do_so() -> None:
+    def body(island: int, group: object) -> None:
+        weights = [torch.full((40,), 3e38)]
+        loop = outer_loop(weights, roles(), group)
+        weights[0].neg_()  # Δ = 6e38 is no fp32 number
+        with pytest.raises(NonFiniteError, match=r"inner step 1, fragment all.*though all parameters are finite"):
+            loop.after_update(Progress())
+
+    run_islands(1, body)
 
 
 def test_islands_that_came_apart_are_caught_by_the_next_sync() -> None:
