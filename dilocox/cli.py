@@ -78,11 +78,14 @@ def _train(arguments: argparse.Namespace) -> int:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # its reader may be `head`
         print(describe(config))
         return 0
+    from dilocox.data.sources import open_source
     from dilocox.launchers.local import island_command, launch
     from dilocox.observe.console import ProgressDisplay
     from dilocox.observe.finish import finish
-    from dilocox.run_folder import check_unused, create_folder
+    from dilocox.run_folder import check_resume, check_unused, create_folder
 
+    open_source(config.data)
+    check_resume(config)
     check_unused(config)
     create_folder(config)
     display = ProgressDisplay(config, range(config.islands))

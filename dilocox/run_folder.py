@@ -24,6 +24,14 @@ def create_folder(config: Config) -> None:
         )
 
 
+def check_resume(config: Config) -> None:
+    """Refuse a run to go on from that is not there."""
+    if config.resume not in ("never", "auto") and not Path(config.resume).is_dir():
+        raise ConfigError(
+            "resume", config.resume, "no such folder", "Set resume=auto, or name a run's folder: runs_dir/NAME"
+        )
+
+
 def check_unused(config: Config) -> None:
     """Refuse a folder in which a run has already written, unless it is to be resumed."""
     if config.resume == "never" and any(config.run_dir.glob("island-*.lock")):

@@ -10,6 +10,7 @@ from dilocox.errors import ConfigError
 from dilocox.outer.apply import Apply
 from dilocox.outer.optimisers.protocol import OuterOptimizer
 from dilocox.outer.optimisers.sgd import Identity
+from dilocox.outer.schedule import Schedule
 from dilocox.outer.state import FragmentState
 
 
@@ -24,8 +25,8 @@ class Payload(Protocol):
     point: Point
     needs_anchor: bool
 
-    def check(self, optimiser: OuterOptimizer) -> None:
-        """Raise ConfigError for an outer optimiser that makes no sense with this payload."""
+    def check(self, optimiser: OuterOptimizer, schedule: Schedule) -> None:
+        """Raise ConfigError for an outer optimiser or a schedule that makes no sense with this payload."""
 
     def read(self, state: FragmentState, values: Sequence[Tensor], start: int, stop: int, out: Tensor) -> None:
         """Write what is to be sent of the flat range [start, stop) into fp32 `out`."""
@@ -52,7 +53,7 @@ class Displacement:
     point = Point.AFTER_UPDATE
     needs_anchor = True
 
-    def check(self, optimiser: OuterOptimizer) -> None:
+    def check(self, optimiser: OuterOptimizer, schedule: Schedule) -> None:
         if isinstance(optimiser, Identity):
             raise ConfigError(
                 "outer_optimizer", "none", "the anchor would never move", "Choose nesterov, momentum, sgd or adam"
@@ -86,13 +87,20 @@ class Gradient:
     point = Point.AFTER_BACKWARD
     needs_anchor = False
 
-    def check(self, optimiser: OuterOptimizer) -> None:
+    def check(self, optimiser: OuterOptimizer, schedule: Schedule) -> None:
         if not isinstance(optimiser, Identity):
             raise ConfigError(
                 "outer_optimizer",
                 type(optimiser).__name__,
                 "payload=gradient hands the merged gradient to the inner optimiser and has no anchor to move",
                 "Set outer_optimizer=none",
+            )
+        if not schedule.after(1, 1).round_ends:
+            raise ConfigError(
+                "schedule",
+                type(schedule).__name__,
+                "payload=gradient averages the gradients of every inner step, or the islands would come apart",
+                "Set schedule=every_h schedule.inner_steps=1, or payload=displacement",
             )
 
     def read(self, state: FragmentState, values: Sequence[Tensor], start: int, stop: int, out: Tensor) -> None:

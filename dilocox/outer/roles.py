@@ -27,4 +27,4 @@ class Roles:
     apply: Apply = field(default_factory=Overwrite)
 
     def __post_init__(self) -> None:
-        self.payload.check(self.outer_optimizer)
+        self.payload.check(self.outer_optimizer, self.schedule)

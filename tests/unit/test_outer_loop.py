@@ -173,6 +173,12 @@ def test_payload_and_outer_optimiser_must_fit() -> None:
         roles(outer_optimizer=Identity())
 
 
+def test_gradients_are_exchanged_in_every_step_or_not_at_all() -> None:
+    with pytest.raises(ConfigError, match=r"schedule='EveryH'.*Set schedule=every_h schedule\.inner_steps=1"):
+        roles(payload=Gradient(), outer_optimizer=Identity(), schedule=EveryH(2))
+    roles(payload=Gradient(), outer_optimizer=Identity(), schedule=EveryH(1))
+
+
 def test_sent_plus_residual_is_the_pseudo_gradient() -> None:
     def body(island: int, group: object) -> None:
         weights = start_weights((96,))

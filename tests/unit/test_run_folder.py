@@ -8,7 +8,7 @@ import pytest
 
 from dilocox.config import load_config
 from dilocox.errors import ConfigError
-from dilocox.run_folder import RunFolder, check_unused, create_folder, write_beside
+from dilocox.run_folder import RunFolder, check_resume, check_unused, create_folder, write_beside
 
 TEXTS = [f"{number}\n" * 1000 for number in range(8)]
 
@@ -37,6 +37,14 @@ def test_a_folder_that_cannot_be_made_is_a_setting_to_change(tmp_path: Path, run
     with pytest.raises(ConfigError, match=r"cannot be used: Not a directory\. Choose a folder") as caught:
         create_folder(config)
     assert caught.value.field == "runs_dir"
+
+
+def test_a_run_to_go_on_from_must_be_there(tmp_path: Path) -> None:
+    config = replace(load_config(["name=a"]), runs_dir=str(tmp_path))
+    for resume in ("never", "auto", str(tmp_path)):
+        check_resume(replace(config, resume=resume))
+    with pytest.raises(ConfigError, match=r"no such folder\. Set resume=auto"):
+        check_resume(replace(config, resume=str(tmp_path / "gone")))
 
 
 def test_islands_claim_a_run_together_and_each_only_once(tmp_path: Path) -> None:
