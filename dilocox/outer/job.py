@@ -50,6 +50,8 @@ class SyncJob:
         self.sum_of_squares = 0.0
         self.seconds_encoding = 0.0
         self.values = list(values)
+        self.scratch = torch.empty(min(CHUNK_ELEMENTS, self.fragment.numel), dtype=torch.float32, device=state.device)
+        """Memory for one range: of whoever encodes, later of whoever merges."""
         self._finite = True
         self._drift: DriftError | None = None
         self._index = index
@@ -59,18 +61,17 @@ class SyncJob:
         self._progress = progress
         self._checksum = state.checksum
         self._kept: dict[tuple[int, int, int], Tensor] = {}
-        self._scratch = scratch(self.fragment, state.device)
 
     def encoded(self, start: int, stop: int) -> Tensor:
         if (0, start, stop) not in self._kept:
-            delta = self._scratch[: stop - start]
+            delta = self.scratch[: stop - start]
             self._roles.payload.read(self.state, self.values, start, stop, delta)
             self._encode(delta, 0, start, stop, flagged=False)
         return self._kept[0, start, stop]
 
     def merged(self, start: int, stop: int, received: Sequence[Received]) -> Tensor:
         if (1, start, stop) not in self._kept:
-            delta = self._scratch[: stop - start]
+            delta = self.scratch[: stop - start]
             weights = self.merge.weights([message.header for message in received])
             self.merge.combine(self._roles.codec, [message.body for message in received], weights, delta)
             self._encode(delta, 1, start, stop, flagged=any(message.header.nonfinite for message in received))
@@ -149,8 +150,3 @@ class SyncJob:
                 f"{first_nonfinite(self.fragment.shards, self.values)}. Nothing was applied; resume from the last "
                 "checkpoint with a lower inner.lr, and look at the data of this round"
             )
-
-
-def scratch(fragment: Fragment, device: torch.device) -> Tensor:
-    """fp32 memory for one range of a fragment."""
-    return torch.empty(min(CHUNK_ELEMENTS, fragment.numel), dtype=torch.float32, device=device)

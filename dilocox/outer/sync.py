@@ -28,7 +28,7 @@ from torch import Tensor
 from dilocox.errors import DilocoxError, DriftError, NonFiniteError, SyncError
 from dilocox.outer.exchange.protocol import Delivery
 from dilocox.outer.island_group import IslandGroup
-from dilocox.outer.job import Progress, SyncJob, scratch
+from dilocox.outer.job import Progress, SyncJob
 from dilocox.outer.roles import Roles
 from dilocox.outer.state import FragmentState
 from dilocox.outer.transport.protocol import LaneGroup
@@ -60,10 +60,6 @@ class SyncReport:
     checksum: int
     """Of this lane's part of what the islands now share."""
     attempts: int
-
-    @property
-    def bits_per_parameter(self) -> float:
-        return 8 * self.bytes_sent / self.elements
 
 
 class SyncEngine:
@@ -246,10 +242,9 @@ class SyncEngine:
 
     def _commit(self, job: SyncJob, deliveries: Sequence[Delivery]) -> None:
         roles, state = self._roles, job.state
-        memory = scratch(job.fragment, state.device)
         checksum = 0
         for delivery in deliveries:
-            merged = memory[: delivery.stop - delivery.start]
+            merged = job.scratch[: delivery.stop - delivery.start]
             delivery.decode(roles.codec, merged)
             shared = roles.payload.absorb(
                 state, job.values, delivery.start, delivery.stop, merged, roles.outer_optimizer, roles.apply

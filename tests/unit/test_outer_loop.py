@@ -343,6 +343,25 @@ def test_resumed_state_continues_bit_for_bit() -> None:
     run_islands(3, body)
 
 
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_torchs_default_dtype_changes_nothing(exchange: object) -> None:
+    def body(island: int, group: object) -> Tensor:
+        weights = torch.linspace(0, 1, 70, dtype=torch.float32)
+        loop = outer_loop([weights], roles(codec=INT4, exchange=exchange, outer_optimizer=NESTEROV), group)
+        for _ in range(3):
+            weights.mul_(1.01 + island)
+            loop.after_update()
+        return weights
+
+    expected = run_islands(2, body)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        trained = run_islands(2, body)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(a, b) for a, b in zip(trained, expected, strict=True))
+
+
 def test_checksums_are_of_the_anchor() -> None:
     def body(island: int, group: object) -> None:
         weights = start_weights((64,))
