@@ -9,8 +9,12 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dilocox.errors import DilocoxError
+
+if TYPE_CHECKING:
+    from dilocox.observe.console import ProgressDisplay
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -91,7 +95,7 @@ def _train(arguments: argparse.Namespace) -> int:
     display = ProgressDisplay(config, range(config.islands))
     try:
         command = island_command(arguments.overrides, config.islands)
-        code = launch(config, config.run_dir, command, on_start=display.start, show=_show_error)
+        code = launch(config, config.run_dir, command, on_start=display.start, show=lambda m: _show_error(display, m))
     finally:
         display.stop()
     if code == 0:
@@ -99,7 +103,8 @@ def _train(arguments: argparse.Namespace) -> int:
     return code
 
 
-def _show_error(message: str) -> None:
+def _show_error(display: "ProgressDisplay", message: str) -> None:
+    display.stop()  # the last thing in the terminal is then the error
     print(f"dilocox: {message}", file=sys.stderr)
 
 

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Sequence
 from types import TracebackType
 
+from rich import box
 from rich.console import Console as Terminal
 from rich.live import Live
 from rich.markup import escape
@@ -19,6 +20,8 @@ from dilocox.observe.units import duration, quantity
 
 POLL_S = 0.5
 """How often the metrics file is looked at."""
+WIDE = 110
+"""Columns of a terminal in which the table has room for frames."""
 
 
 class ProgressDisplay:
@@ -102,13 +105,15 @@ class ProgressDisplay:
                 over = self._over.wait(POLL_S)
                 for record in self._tail.read():
                     self._print(self._lines.update(record))
-                live.update(table(self._name, progress, self._steps), refresh=True)
+                live.update(table(self._name, progress, self._steps, self._terminal.width), refresh=True)
 
 
-def table(name: str, progress: RunProgress, steps: int) -> Table:
-    """The live table: a row for each island, the newest held-out loss and checkpoint below."""
+def table(name: str, progress: RunProgress, steps: int, width: int) -> Table:
+    """The live table: a row for each island, the newest held-out loss and checkpoint below; fits 80 columns."""
     on_gpus = any(island.start and island.start.peak_flops for island in progress.islands.values())
     shown = Table(title=escape(name), caption=_caption(progress), title_justify="left", caption_justify="left")
+    if width < WIDE:
+        shown.box, shown.show_edge, shown.padding = box.SIMPLE_HEAD, False, 0
     for column in ("island", "step", "loss", "tokens/s", *(["MFU"] if on_gpus else [])):
         shown.add_column(column, justify="right", no_wrap=True)
     for column in ("round", "last sync", "in sync", "between", "inside", "left"):
@@ -128,7 +133,7 @@ def _row(island: IslandProgress, steps: int, on_gpus: bool) -> list[str]:
         "" if step is None else quantity(step.tokens_per_s),
         *([mfu] if on_gpus else []),
         "" if sync is None else str(sync.round),
-        "" if sync is None else f"{sync.seconds:.3g} s",
+        "" if sync is None else f"{sync.seconds:.2g} s",
         "" if not island.seconds else f"{island.seconds_in_sync / island.seconds:.1%}",
         quantity(island.bytes_between, "B"),
         quantity(island.bytes_inside, "B"),

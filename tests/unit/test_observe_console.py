@@ -33,7 +33,7 @@ def records(config: Config) -> list[Record]:
 
 def _rendered(progress: RunProgress, width: int = 120) -> str:
     out = io.StringIO()
-    Terminal(file=out, width=width).print(table("test", progress, 500))
+    Terminal(file=out, width=width).print(table("test", progress, 500, width))
     return out.getvalue()
 
 
@@ -103,6 +103,15 @@ def test_the_table_shows_each_island(records: list[Record]) -> None:
     assert "held-out loss 2.0051, perplexity 7.427 (anchor, step 500)" in text
     assert "checkpoint at step 500" in text
     assert "MFU" not in text
+
+
+def test_the_table_is_whole_in_eighty_columns(records: list[Record]) -> None:
+    progress = RunProgress.of(range(2))
+    for record in records:
+        progress.update(record)
+    text = _rendered(progress, width=80)
+    assert "…" not in text
+    assert re.search(r"1 500/500 2\.0101 +16\.4k +10 +0\.5 s", text)
 
 
 def test_the_table_shows_mfu_on_gpus_and_time_left(records: list[Record]) -> None:
