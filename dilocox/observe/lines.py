@@ -55,7 +55,8 @@ class PlainLines:
         self._starting = set(self.progress.islands)  # for the next launch
         watched = ", ".join(str(island) for island in self.progress.islands)
         whole = len(self.progress.islands) == start.islands
-        islands = f"{start.islands} islands, each" if whole else f"island {watched} of {start.islands},"
+        together = f"{start.islands} islands, each" if start.islands > 1 else "1 island,"
+        islands = together if whole else f"island {watched} of {start.islands},"
         return [
             f"{start.run}: {islands} tp={start.tp} pp={start.pp} dp={start.dp} on "
             f"{start.device}; {start.model} model, {quantity(start.parameters)} parameters, {start.precision}; "

@@ -166,6 +166,7 @@ def test_a_resumed_run_does_not_repeat_the_lines_of_the_launch_before(config: Co
         recorder.resume(step=100, path="checkpoints/100")
         made_up.take_steps(recorder, 0, 101, 150)
     lines = terminal.file.getvalue().splitlines()
+    assert lines[1].startswith("resumed: 1 island, tp=2")
     assert lines[2] == "island 0 goes on at step 100 from checkpoints/100"
     assert [line.split("  ")[0] for line in lines[3:]] == ["step 150/500"]
 
