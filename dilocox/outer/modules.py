@@ -74,7 +74,7 @@ def join(
         return alone(lane)
     meeting_point = parse_address(rendezvous)
     store = connect_store(meeting_point, timeout_s)
-    shake_hands(store, identity, island=island, islands=islands, leader=leader, timeout_s=timeout_s)
+    shake_hands(store, identity, island=island, islands=islands, lane=lane, leader=leader, timeout_s=timeout_s)
     address = address_towards(*meeting_point)
     return GlooLaneGroup(store, island=island, islands=islands, lane=lane, address=address, timeout_s=timeout_s)
 

@@ -151,13 +151,27 @@ class GlooLaneGroup:
 
 
 def shake_hands(
-    store: Store, identity: Mapping[str, object], *, island: int, islands: int, leader: bool, timeout_s: float
+    store: Store,
+    identity: Mapping[str, object],
+    *,
+    island: int,
+    islands: int,
+    lane: str,
+    leader: bool,
+    timeout_s: float,
 ) -> None:
     """Refuse to train with islands whose settings differ; every rank calls it, each island's `leader` publishes.
 
     `identity` maps field names to JSON values that must be equal everywhere. Each rank reads every island's and raises
-    HandshakeError with the first differing field and both values, so both sides say the same.
+    HandshakeError with the first differing field and both values, so both sides say the same. A rendezvous serves one
+    start of a run: settings and addresses of an earlier one would be taken for those of islands yet to come.
     """
+    met = f"met/{island}/{lane}"
+    if store.check([met]):
+        raise HandshakeError(
+            f"island {island} has met the others at this rendezvous before, and what an earlier start left there "
+            "misleads. End all islands, restart `dilocox coordinator`, and start them again"
+        )
     if leader:
         store.set(f"identity/{island}", json.dumps(identity, sort_keys=True))
     mine = json.loads(json.dumps(identity))
@@ -177,6 +191,7 @@ def shake_hands(
                     f"{theirs.get(field)!r} on island {other}. "
                     "Start all islands with the same settings"
                 )
+    store.set(met, "")
 
 
 def address_towards(host: str, port: int) -> str:
