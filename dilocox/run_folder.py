@@ -70,7 +70,7 @@ class RunFolder:
     def _point_latest(self) -> None:
         """Make `runs_dir/latest` a link to this run; islands may do so at the same time, to the same end."""
         link = self.path.parent / "latest"
-        beside = _beside(link)
+        beside = beside_name(link)
         beside.symlink_to(self.path.name)
         beside.replace(link)
 
@@ -80,11 +80,11 @@ class RunFolder:
 
 def write_beside(path: Path, text: str) -> None:
     """Replace a file by one that was written whole."""
-    beside = _beside(path)
+    beside = beside_name(path)
     beside.write_text(text)
     beside.replace(path)
 
 
-def _beside(path: Path) -> Path:
+def beside_name(path: Path) -> Path:
     """A name that nobody else uses, on any machine that shares the folder (process ids repeat between machines)."""
     return path.with_name(f"{path.name}.{uuid4().hex}.tmp")

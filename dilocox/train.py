@@ -56,7 +56,7 @@ def train(config: Config, island_id: int, world: World, meet: Meet, meter: Insid
         world=world,
     )
     island_group = IslandGroup(world.group, world.device)
-    documents = sum(island_group.sum([corpus.documents])) / (world.layout.tp * world.layout.pp)
+    documents = island_group.sum([corpus.documents])[0] / (world.layout.tp * world.layout.pp)
     progress = Progress(
         tokens=config.island.batch_size * config.model.sequence_length, steps=1, documents=int(documents)
     )

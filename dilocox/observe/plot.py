@@ -1,6 +1,5 @@
 """`loss.png`: how a run's losses went."""
 
-import os
 from collections.abc import Sequence
 from functools import partial
 from operator import mul
@@ -12,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dilocox.observe.schema import Evaluation, MetricsError, Record, Start, Step, Sync
+from dilocox.run_folder import beside_name
 
 PLOT_FILE = "loss.png"
 MOST_SYNC_MARKS = 40
@@ -38,7 +38,7 @@ def draw_losses(records: Sequence[Record], run_dir: Path) -> Path:
     _draw_heldout(axes, records)
     _label(axes, records, steps)
     path = run_dir / PLOT_FILE
-    beside = path.with_name(f"{PLOT_FILE}.{os.getpid()}.tmp")
+    beside = beside_name(path)
     figure.savefig(beside, format="png")
     beside.replace(path)
     return path

@@ -1,7 +1,6 @@
 """What a run came to, as `summary.json`, taken from its records."""
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from statistics import fmean
 from dilocox.observe.recorder import perplexity
 from dilocox.observe.schema import End, Evaluation, MetricsError, Record, Start, Sync
 from dilocox.observe.units import duration, quantity
+from dilocox.run_folder import write_beside
 
 SUMMARY_FILE = "summary.json"
 
@@ -131,9 +131,7 @@ def _seconds(records: Sequence[Record], island: int) -> float:
 def write_summary(summary: Summary, run_dir: Path) -> Path:
     """Write `summary.json` beside and rename it; returns its path."""
     path = run_dir / SUMMARY_FILE
-    beside = path.with_name(f"{SUMMARY_FILE}.{os.getpid()}.tmp")
-    beside.write_text(json.dumps(asdict(summary), indent=2) + "\n")
-    beside.replace(path)
+    write_beside(path, json.dumps(asdict(summary), indent=2) + "\n")
     return path
 
 
