@@ -4,10 +4,13 @@ import fcntl
 import os
 from pathlib import Path
 from typing import IO
-from uuid import uuid4
 
 from dilocox.config import Config, to_yaml
 from dilocox.errors import ConfigError
+from dilocox.files import beside_name, write_beside
+
+CONFIG_FILE = "config.yaml"
+"""The resolved configuration. Where it is, a run has begun."""
 
 
 def create_folder(config: Config) -> None:
@@ -33,8 +36,8 @@ def check_resume(config: Config) -> None:
 
 
 def check_unused(config: Config) -> None:
-    """Refuse a folder in which a run has already written, unless it is to be resumed."""
-    if config.resume == "never" and any(config.run_dir.glob("island-*.lock")):
+    """Refuse a folder in which a run has begun, unless it is to be resumed."""
+    if config.resume == "never" and (config.run_dir / CONFIG_FILE).exists():
         raise ConfigError(
             "name",
             config.name,
@@ -49,11 +52,10 @@ class RunFolder:
     def __init__(self, config: Config, island: int) -> None:
         """Claim the folder; raises ConfigError when it holds another run, or this island runs right now."""
         self.path = config.run_dir
-        lock = self.path / f"island-{island}.lock"
-        if config.resume == "never" and lock.exists():
-            check_unused(config)
+        self._config = config
+        check_unused(config)
         create_folder(config)
-        self._lock: IO[str] = lock.open("a")
+        self._lock: IO[str] = (self.path / f"island-{island}.lock").open("a")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -64,7 +66,13 @@ class RunFolder:
                 f"island {island} of this run is running now",
                 "End it first, or choose another name",
             ) from error
-        write_beside(self.path / "config.yaml", to_yaml(config))
+
+    def begin(self) -> None:
+        """Record the configuration, and let `runs_dir/latest` point here; nothing of an earlier launch is lost before.
+
+        Call it when nothing can be refused any more: the islands have met, and a checkpoint to go on from is loaded.
+        """
+        write_beside(self.path / CONFIG_FILE, to_yaml(self._config))
         self._point_latest()
 
     def _point_latest(self) -> None:
@@ -76,15 +84,3 @@ class RunFolder:
 
     def close(self) -> None:
         self._lock.close()
-
-
-def write_beside(path: Path, text: str) -> None:
-    """Replace a file by one that was written whole."""
-    beside = beside_name(path)
-    beside.write_text(text)
-    beside.replace(path)
-
-
-def beside_name(path: Path) -> Path:
-    """A name that nobody else uses, on any machine that shares the folder (process ids repeat between machines)."""
-    return path.with_name(f"{path.name}.{uuid4().hex}.tmp")

@@ -30,11 +30,13 @@ Meet = Callable[[Mapping[str, object]], LaneGroup]
 """Connects this lane with the same lane of the other islands, once all have shown the same identity."""
 
 
-def train(config: Config, island_id: int, world: World, meet: Meet, meter: InsideMeter) -> None:
+def train(
+    config: Config, island_id: int, world: World, meet: Meet, meter: InsideMeter, begin: Callable[[], None]
+) -> None:
     """Train island `island_id` on this rank, from the start or from a checkpoint, to `config.steps` inner steps.
 
-    All ranks of all islands run it. Raises a DilocoxError that says what went wrong and what to do; whatever was
-    checkpointed before is then untouched.
+    All ranks of all islands run it. `begin` is called when all is checked and loaded, before anything is recorded.
+    Raises a DilocoxError that says what went wrong and what to do; whatever was checkpointed before is then untouched.
     """
     corpus = open_corpus(
         config.data,
@@ -78,10 +80,11 @@ def train(config: Config, island_id: int, world: World, meet: Meet, meter: Insid
 
     with Recorder(config, island_id, leader=world.lane == Lane(0, 0, 0)) as recorder:
         report = Reporter(recorder, config, world, island, outer, lane_group, meter)
-        report.start(corpus.tokenizer.vocab_size)
         found = find(config, island_id, world.group, lane_group)
         if found is not None:
             resumable.load(found)
+        begin()
+        report.start(corpus.tokenizer.vocab_size)
         if config.resume != "never":
             report.resumed(found)
         if found is None:

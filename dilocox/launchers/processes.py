@@ -21,7 +21,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 from dilocox.errors import ConfigError, DilocoxError
-from dilocox.run_folder import write_beside
+from dilocox.files import write_beside
 
 ERROR_FILE_VARIABLE = "DILOCOX_ERROR_FILE"
 GRACE_S = 5.0

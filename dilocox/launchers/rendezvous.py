@@ -36,6 +36,6 @@ def serve_store(port: int, *, loopback_only: bool = False) -> TCPStore:
 def serve_rendezvous(port: int) -> None:
     """Host a rendezvous in the foreground until SIGINT or SIGTERM; the first line says where it listens."""
     store = serve_store(port)
-    print(f"rendezvous at {Address(socket.getfqdn(), store.port)}; Ctrl-C ends it", flush=True)
+    print(f"rendezvous at {Address(socket.gethostname(), store.port)}; Ctrl-C ends it", flush=True)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     signal.sigwait({signal.SIGINT, signal.SIGTERM})

@@ -1,6 +1,6 @@
 """What a rank's process does: join its island's world, claim the run's folder, train one island or all in turns."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 
@@ -46,8 +46,8 @@ def run_island(config: Config, island: int, rendezvous: str | None, *, quiet: bo
     with ExitStack() as stack:
         meter = stack.enter_context(InsideMeter())
         world = stack.enter_context(island_world(config))
-        _claim(stack, config, world, [island], quiet)
-        train(config, island, world, meet, meter)
+        [begin] = _claim(stack, config, world, [island], quiet)
+        train(config, island, world, meet, meter, begin)
 
 
 def run_all_islands(config: Config, *, quiet: bool) -> None:
@@ -56,7 +56,7 @@ def run_all_islands(config: Config, *, quiet: bool) -> None:
     def run(island: int, lane_group: LaneGroup) -> None:
         if world.device.type == "cuda":
             torch.cuda.set_device(world.device)  # every thread starts with the first GPU
-        train(config, island, world, lambda identity: lane_group, meter)
+        train(config, island, world, lambda identity: lane_group, meter, begin[island])
 
     def give_turn(island: int) -> None:
         meter.current = island
@@ -65,7 +65,7 @@ def run_all_islands(config: Config, *, quiet: bool) -> None:
     with ExitStack() as stack:
         meter = stack.enter_context(InsideMeter())
         world = stack.enter_context(island_world(config))
-        _claim(stack, config, world, range(config.islands), quiet)
+        begin = _claim(stack, config, world, range(config.islands), quiet)
         run_in_turns(config.islands, str(world.lane), run, give_turn)
 
 
@@ -84,14 +84,21 @@ def island_world(config: Config) -> Iterator[World]:
         stop_world()
 
 
-def _claim(stack: ExitStack, config: Config, world: World, islands: Sequence[int], quiet: bool) -> None:
-    """The first rank of an island holds its claim on the run's folder until the process ends, and shows it."""
+def _claim(
+    stack: ExitStack, config: Config, world: World, islands: Sequence[int], quiet: bool
+) -> list[Callable[[], None]]:
+    """The first rank of an island holds its claim on the run's folder until the process ends, and shows it.
+
+    Returns what each island is to call when it begins to train.
+    """
     if world.lane != Lane(0, 0, 0):
-        return
-    for island in islands:
-        stack.callback(RunFolder(config, island).close)
+        return [lambda: None for _ in islands]
+    folders = [RunFolder(config, island) for island in islands]
+    for folder in folders:
+        stack.callback(folder.close)
     if not quiet:
         stack.enter_context(_shown(config, islands))
+    return [folder.begin for folder in folders]
 
 
 @contextmanager

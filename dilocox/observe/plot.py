@@ -10,8 +10,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from dilocox.files import beside_name
 from dilocox.observe.schema import Evaluation, MetricsError, Record, Start, Step, Sync
-from dilocox.run_folder import beside_name
 
 PLOT_FILE = "loss.png"
 MOST_SYNC_MARKS = 40

@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 
+from dilocox.files import write_beside
 from dilocox.observe.recorder import perplexity
 from dilocox.observe.schema import End, Evaluation, MetricsError, Record, Start, Sync
 from dilocox.observe.units import duration, quantity
-from dilocox.run_folder import write_beside
 
 SUMMARY_FILE = "summary.json"
 

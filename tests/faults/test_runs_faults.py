@@ -123,6 +123,10 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, data: list[str
         assert refused.returncode == 1
         assert field in refused.stderr
         assert "was saved with" in refused.stderr
+    kept = {name: (tmp_path / "run" / name).read_bytes() for name in ("config.yaml", "metrics.jsonl")}
+    refused = cli("train", *settings(tmp_path, "run", *data, "resume=auto", "launcher=inprocess", "model.layers=3"))
+    assert refused.returncode == 1
+    assert kept == {name: (tmp_path / "run" / name).read_bytes() for name in kept}
 
 
 def test_a_second_run_into_a_folder_is_refused_and_changes_nothing(tmp_path: Path, data: list[str]) -> None:
@@ -137,6 +141,19 @@ def test_a_second_run_into_a_folder_is_refused_and_changes_nothing(tmp_path: Pat
 
 EXPLODING = ("inner.lr=1e38", "inner.warmup_steps=0", "inner.weight_decay=1000")
 """The first update makes weights infinite."""
+
+
+def test_a_run_that_failed_before_it_began_can_be_started_again(tmp_path: Path, data: list[str]) -> None:
+    document = tmp_path / "corpus" / "0.txt"
+    text = document.read_text()
+    document.write_bytes(b"\xff\xfe\x00")
+    common = settings(tmp_path, "run", *data, "steps=2", "launcher=inprocess")
+    failed = cli("train", *common)
+    assert failed.returncode == 1
+    assert "0.txt" in failed.stderr
+    document.write_text(text)
+    again = cli("train", *common)
+    assert again.returncode == 0, again.stderr
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ import pytest
 
 from dilocox.config import load_config
 from dilocox.errors import ConfigError
-from dilocox.run_folder import RunFolder, check_resume, check_unused, create_folder, write_beside
+from dilocox.files import write_beside
+from dilocox.run_folder import RunFolder, check_resume, check_unused, create_folder
 
 TEXTS = [f"{number}\n" * 1000 for number in range(8)]
 
@@ -50,10 +51,14 @@ def test_a_run_to_go_on_from_must_be_there(tmp_path: Path) -> None:
 def test_islands_claim_a_run_together_and_each_only_once(tmp_path: Path) -> None:
     config = replace(load_config(["name=a"]), runs_dir=str(tmp_path))
     folders = [RunFolder(config, island) for island in range(2)]
-    assert (tmp_path / "latest").readlink() == Path("a")
     for island in range(2):
-        with pytest.raises(ConfigError, match="name='a'"):
+        with pytest.raises(ConfigError, match=f"island {island} of this run is running now"):
             RunFolder(config, island)
+    check_unused(config)
+    assert not (tmp_path / "latest").exists(), "nothing has begun, and nothing may look as if it had"
+    for folder in folders:
+        folder.begin()
+    assert (tmp_path / "latest").readlink() == Path("a")
     for folder in folders:
         folder.close()
     with pytest.raises(ConfigError, match="already holds a run"):
