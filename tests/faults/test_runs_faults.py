@@ -97,9 +97,11 @@ def test_resume_takes_the_newest_round_that_all_islands_hold_whole(tmp_path: Pat
     damaged = next(newest.glob("*.distcp"))
     damaged.write_bytes(damaged.read_bytes()[:-100])
     (folder / "island1" / "step-00000010").rename(folder / "island1" / "gone")
-    refused = cli("train", *settings(tmp_path, "other", *common, f"resume={tmp_path / 'nothing'}"))
-    assert refused.returncode == 1
-    assert "no round that all 2 islands hold" in refused.stderr
+    (tmp_path / "empty").mkdir()
+    for place, expected in {"nothing": "no such folder", "empty": "no round that all 2 islands hold"}.items():
+        refused = cli("train", *settings(tmp_path, f"from-{place}", *common, f"resume={tmp_path / place}"))
+        assert refused.returncode == 1
+        assert expected in refused.stderr
     resumed = cli("train", *settings(tmp_path, "run", *common, "resume=auto"))
     assert resumed.returncode == 0, resumed.stderr
     log = "".join(path.read_text() for path in (tmp_path / "run" / "logs").iterdir())
