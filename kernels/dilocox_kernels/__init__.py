@@ -1,1 +1,1 @@
-"""Codecs, wire messages and checksums of dilocox; needs torch alone. See kernels/README.md."""
+"""Codecs, outer steps, wire messages and checksums of dilocox; needs torch alone. See kernels/README.md."""

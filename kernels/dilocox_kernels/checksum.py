@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-_MODULUS = 1 << 64
+MODULUS = 1 << 64
 _POSITIONS = 1 << 31  # after so many words the weights 2i+1 mod 2^32 start over
 _CHUNK_WORDS = {"cpu": 1 << 16}  # fits a core's cache
 _CHUNK_WORDS_DEVICE = 1 << 22  # few launches, 32 MiB of scratch
@@ -23,14 +23,14 @@ def checksum64(tensor: Tensor, start: int = 0) -> int:
             f"with strides {tensor.stride()}; pass tensor.reshape(-1) of a supported dtype"
         )
     if tensor.dtype == torch.float32:
-        return _weighted_sum(tensor.view(torch.uint32), start) % _MODULUS
+        return _weighted_sum(tensor.view(torch.uint32), start) % MODULUS
     if tensor.storage_offset() % 4:
         tensor = tensor.clone()
     whole = tensor.numel() // 4
     tail = torch.zeros(4, dtype=torch.uint8, device=tensor.device)
     tail[: tensor.numel() - 4 * whole] = tensor[4 * whole :]
     words = tensor[: 4 * whole].view(torch.uint32)
-    return (_weighted_sum(words, start) + _weighted_sum(tail.view(torch.uint32), start + whole)) % _MODULUS
+    return (_weighted_sum(words, start) + _weighted_sum(tail.view(torch.uint32), start + whole)) % MODULUS
 
 
 def _weighted_sum(words: Tensor, start: int) -> int:
