@@ -8,6 +8,8 @@ import torch
 import triton
 from torch import Tensor
 
+from dilocox_kernels.backend import BackendError
+from dilocox_kernels.checksum import MODULUS
 from dilocox_kernels.formats import Format
 from dilocox_kernels.gpu import kernels, launches
 from dilocox_kernels.gpu.launches import Launch, Sums, Tiling
@@ -19,22 +21,22 @@ from dilocox_kernels.spans import Spans
 INTERPRETED = not isinstance(kernels.encode, triton.JITFunction)
 """Whether kernels run in Triton's interpreter: TRITON_INTERPRET=1 was set when this package was imported."""
 _INFINITY_BITS = 0x7F800000
-_MODULUS = 1 << 64
 
 
 class TritonBackend:
-    """`Backend` on one GPU; bits equal those of `ReferenceBackend`.
+    """Implements `backend.Backend` for tensors on GPUs; bits equal those of `ReferenceBackend`.
 
-    ValueError for a device that Triton has no kernels for. In the interpreter any CPU will do (slow: for tests).
+    BackendError for a device that Triton has no kernels for. In the interpreter a CPU will do (slowly: for tests).
     """
+
+    name = "triton"
 
     def __init__(self, device: torch.device) -> None:
         if device.type != "cuda" and not INTERPRETED:
-            raise ValueError(
-                f"kernels=triton on device {device}: Triton runs on NVIDIA and AMD GPUs (device cuda) only; choose "
-                "kernels=cpu or kernels=reference, or set TRITON_INTERPRET=1 before the start to test it slowly"
+            raise BackendError(
+                f"kernels=triton: Triton runs on NVIDIA and AMD GPUs, not on device {device}; choose kernels=cpu or "
+                "kernels=reference, or, to test it slowly, set TRITON_INTERPRET=1 before the start"
             )
-        self._device = device
 
     def encode(
         self,
@@ -49,18 +51,18 @@ class TritonBackend:
         out: Tensor,
         residual_out: Tensor | None,
     ) -> Norms:
-        tiling = self._tiling("encode", fmt)
+        tiling = _tiling("encode", fmt, out.device)
         started, sums = launches.encode(
             fmt, values, spans, anchor, residual, decay, rounding, start, out, residual_out, tiling
         )
-        self._run(started)
+        _run(started, out.device)
         return _norms(sums)
 
     def decode_accumulate(
         self, fmt: Format, bodies: Sequence[Tensor], weights: Sequence[float], spans: Spans, out: Tensor
     ) -> None:
-        tiling = self._tiling("decode_accumulate", fmt)
-        self._run(launches.decode_accumulate(fmt, bodies, weights, spans, out, tiling))
+        tiling = _tiling("decode_accumulate", fmt, out.device)
+        _run(launches.decode_accumulate(fmt, bodies, weights, spans, out, tiling), out.device)
 
     def requantise(
         self,
@@ -75,11 +77,11 @@ class TritonBackend:
         out: Tensor,
         residual_out: Tensor | None,
     ) -> Norms:
-        tiling = self._tiling("requantise", fmt)
+        tiling = _tiling("requantise", fmt, out.device)
         started, sums = launches.requantise(
             fmt, bodies, weights, spans, residual, decay, rounding, start, out, residual_out, tiling
         )
-        self._run(started)
+        _run(started, out.device)
         return _norms(sums)
 
     def outer_step(
@@ -95,20 +97,22 @@ class TritonBackend:
         local_weight: float,
         start: int,
     ) -> int:
-        tiling = self._tiling("outer_step", fmt)
+        tiling = _tiling("outer_step", fmt, anchor.device)
         started, checksums = launches.outer_step(
             fmt, bodies, weights, spans, anchor, momentum, values, rule, local_weight, start, tiling
         )
-        self._run(started)
-        return int(checksums.sum()) % _MODULUS
+        _run(started, anchor.device)
+        return int(checksums.sum()) % MODULUS
 
-    def _tiling(self, operation: str, fmt: Format) -> Tiling:
-        return fixed_tiling(operation, fmt) if INTERPRETED else tuned_tiling(operation, fmt, self._device)
 
-    def _run(self, started: Sequence[Launch]) -> None:
-        with contextlib.nullcontext() if INTERPRETED else torch.cuda.device(self._device):
-            for launch in started:
-                launch.run()
+def _tiling(operation: str, fmt: Format, device: torch.device) -> Tiling:
+    return fixed_tiling(operation, fmt) if INTERPRETED else tuned_tiling(operation, fmt, device)
+
+
+def _run(started: Sequence[Launch], device: torch.device) -> None:
+    with contextlib.nullcontext() if INTERPRETED else torch.cuda.device(device):
+        for launch in started:
+            launch.run()
 
 
 def _norms(sums: Sums) -> Norms:

@@ -45,7 +45,10 @@ def write_blocks(
         there = block < (numel + F.block - 1) // F.block - tile * BLOCKS
         tl.store(codes + unit, units, mask=there)
         tl.store(scales + block, scale_bits, mask=there)
-    return signed_magnitude(code, F) * scale
+    decoded = signed_magnitude(code, F) * scale
+    if F.family == "int":  # a code of zero has no sign, but −0 is sent without a rest
+        decoded = tl.where((v == 0.0) & (scale != 0.0), v, decoded)
+    return decoded
 
 
 @triton.jit

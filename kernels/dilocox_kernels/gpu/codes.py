@@ -1,4 +1,4 @@
-"""Codes on the device: magnitudes, rounding, packing into words. Everything rounds once an operation, as the reference."""
+"""Codes on the device: magnitudes, rounding, packing. Every operation rounds once, as in the reference."""
 
 import triton
 import triton.language as tl
@@ -70,9 +70,7 @@ def bins_code(v: tl.tensor, y: tl.tensor, u: tl.tensor, F: tl.constexpr, STOCHAS
 
 
 @triton.jit
-def quantise(
-    v: tl.tensor, scale: tl.tensor, u: tl.tensor, F: tl.constexpr, STOCHASTIC: tl.constexpr
-) -> tl.tensor:
+def quantise(v: tl.tensor, scale: tl.tensor, u: tl.tensor, F: tl.constexpr, STOCHASTIC: tl.constexpr) -> tl.tensor:
     """int32 codes [blocks, block] of v under scale [blocks, 1], bits above F.bits zero; zero where the scale is."""
     divisor = tl.where(scale == 0.0, 1.0, scale)
     y = tl.div_rn(tl.abs(v), tl.broadcast_to(divisor, v.shape))

@@ -4,13 +4,11 @@ from dataclasses import dataclass
 
 import triton.language as tl
 
-from dilocox_kernels.formats import BlockFormat, CastFormat, Format
+from dilocox_kernels.formats import BINS2_SCALE, CODES, BlockFormat, Format
 
 CAST_ROW = 256
 """Elements of a row of a tile for formats without blocks."""
 
-_BITS = {"int8": 8, "int4": 4, "e2m1": 4, "e3m0": 4, "bins2": 2}
-_TOP = {"int8": 127.0, "int4": 7.0, "e2m1": 6.0, "e3m0": 16.0, "bins2": 3.34375}
 _SCALE_WORDS = {"fp16": tl.int16, "bf16": tl.int16, "fp32": tl.int32, "e4m4": tl.uint8}
 _UNITS = {"int8": tl.int32, "int4": tl.int16, "e2m1": tl.int16, "e3m0": tl.int16, "bins2": tl.uint8}
 _UNITS |= {"fp32": tl.float32, "bf16": tl.int16}
@@ -32,7 +30,7 @@ class Coding:
 
     @property
     def bits(self) -> int:
-        return _BITS[self.code]
+        return CODES[self.code].bits
 
     @property
     def unit(self) -> tl.dtype:
@@ -50,12 +48,12 @@ class Coding:
 
     @property
     def top(self) -> float:
-        return _TOP[self.code]
+        return CODES[self.code].top
 
     @property
     def last(self) -> int:
         """Index of the largest magnitude."""
-        return int(self.top) if self.family == "int" else 7
+        return len(CODES[self.code].magnitudes) - 1
 
     @property
     def shift(self) -> int:
@@ -84,12 +82,12 @@ class Coding:
 
     @property
     def bins_factor(self) -> float:
-        return 0.4528 / 2047
+        return BINS2_SCALE / 2047
 
     @property
     def round_up(self) -> bool:
         """Whether a stored scale must not be below the wanted one."""
-        return self.family != "bins"
+        return CODES[self.code].absmax
 
     @property
     def scale_word(self) -> tl.dtype:
@@ -97,9 +95,7 @@ class Coding:
 
 
 def coding(fmt: Format) -> Coding:
-    """The constants of `fmt`; TypeError for a format that there are no kernels for."""
+    """The constants of `fmt`."""
     if isinstance(fmt, BlockFormat):
         return Coding(fmt.code, fmt.block_size, fmt.scale, fmt.max_scale)
-    if isinstance(fmt, CastFormat):
-        return Coding(fmt.dtype_name, CAST_ROW, "none", 0.0)
-    raise TypeError(f"format {fmt!r}: the Triton back end knows BlockFormat and CastFormat")
+    return Coding(fmt.dtype_name, CAST_ROW, "none", 0.0)

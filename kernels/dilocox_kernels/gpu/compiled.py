@@ -52,6 +52,8 @@ class MachineCode:
     """Instructions that read global memory, by bytes a thread."""
     stores: dict[int, int]
     """Instructions that write global memory, by bytes a thread."""
+    inexact: tuple[str, ...]
+    """Arithmetic that does not round once an operation: fused, approximate, or with subnormals flushed to zero."""
 
 
 def compile_launch(launch: Launch, target: GPUTarget) -> CompiledKernel:
@@ -74,40 +76,42 @@ def compile_launch(launch: Launch, target: GPUTarget) -> CompiledKernel:
 
 def machine_code(compiled: CompiledKernel) -> MachineCode:
     """Read the numbers out of the cubin (by the tools in Triton's wheel) or the amdgcn text."""
-    shared_bytes = compiled.metadata.shared
-    if "amdgcn" in compiled.asm:
-        return _of_amd(compiled.asm["amdgcn"], shared_bytes)
-    return _of_nvidia(compiled.asm["cubin"], shared_bytes)
+    return _of_amd(compiled) if "amdgcn" in compiled.asm else _of_nvidia(compiled)
 
 
-def disassembled(cubin: bytes) -> str:
-    """The machine code of NVIDIA as text."""
-    return _tool("nvdisasm", "-c", cubin)
-
-
-def _of_nvidia(cubin: bytes, shared_bytes: int) -> MachineCode:
+def _of_nvidia(compiled: CompiledKernel) -> MachineCode:
+    cubin = compiled.asm["cubin"]
     usage = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", _tool("cuobjdump", "-res-usage", cubin)))
-    text = disassembled(cubin)
+    text = _tool("nvdisasm", "-c", cubin)
     return MachineCode(
         registers=int(usage["REG"]),
-        shared_bytes=shared_bytes,
+        shared_bytes=compiled.metadata.shared,
         local_bytes=int(usage["STACK"]) + int(usage["LOCAL"]),
         spills=len(re.findall(r"\b(?:LDL|STL)\b", text)),
         loads=_widths(re.findall(r"\bLDG\.E(?:\.\w+)*", text)),
         stores=_widths(re.findall(r"\bSTG\.E(?:\.\w+)*", text)),
+        # In PTX: the machine code of a correctly rounded division has fused steps of its own.
+        inexact=_found(r"\bfma\.[.\w]+|\b[.\w]+\.(?:ftz|approx|full)\b", compiled.asm["ptx"]),
     )
 
 
-def _of_amd(text: str, shared_bytes: int) -> MachineCode:
+def _of_amd(compiled: CompiledKernel) -> MachineCode:
+    text = compiled.asm["amdgcn"]
     fields = dict(re.findall(r"\.(\w+):\s+(\d+)", text))
     return MachineCode(
         registers=int(fields["vgpr_count"]),
-        shared_bytes=shared_bytes,
+        shared_bytes=compiled.metadata.shared,
         local_bytes=int(fields["private_segment_fixed_size"]),
         spills=int(fields["vgpr_spill_count"]) + int(fields["sgpr_spill_count"]),
         loads=_widths(re.findall(r"\b(?:global|buffer)_load_\w+", text)),
         stores=_widths(re.findall(r"\b(?:global|buffer)_store_\w+", text)),
+        inexact=_found(r"\b(?:contract|afn|arcp|reassoc|fast)\b|!fpmath|llvm\.fma|llvm\.fmuladd", compiled.asm["llir"])
+        + _found(r"float_denorm_mode_32 [0-2]", text),
     )
+
+
+def _found(pattern: str, text: str) -> tuple[str, ...]:
+    return tuple(sorted(set(re.findall(pattern, text))))
 
 
 def _widths(instructions: list[str]) -> dict[int, int]:

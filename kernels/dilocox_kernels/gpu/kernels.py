@@ -10,7 +10,7 @@ import triton.language as tl
 
 from dilocox_kernels.gpu.bodies import read_blocks, read_cast, write_blocks, write_cast
 from dilocox_kernels.gpu.codes import bits_of, float_from
-from dilocox_kernels.gpu.random import uniform
+from dilocox_kernels.gpu.philox import uniform
 from dilocox_kernels.gpu.streams import load_tile, load_values, real_elements, store_tile, store_values, tile_offsets
 
 
@@ -89,6 +89,8 @@ def send(
     u = v
     if STOCHASTIC:
         u = uniform(start.to(tl.int64) + base, round, key, BLOCKS, F.block)
+        if not WHOLE:  # what fills up the last block is not rounded at random
+            u = tl.where(offsets < numel - base, u, 0.0)
     if F.family == "cast":
         decoded = write_cast(v, codes, tile, numel, F, WHOLE)
     else:
@@ -161,7 +163,7 @@ def requantise(
     WHOLE: tl.constexpr,
 ) -> None:
     """Δ = the merge of the bodies; then `send`."""
-    tile, base, first, last, offsets, real = place(plan, spans, BLOCKS, F.block, WHOLE)
+    tile, _base, _first, _last, offsets, real = place(plan, spans, BLOCKS, F.block, WHOLE)
     delta = merged(bodies, count, tile, numel, real, BLOCKS, F, ALIGNMENT, WHOLE)
     send(
         delta, real, tile, offsets, residual, decay, start, key, round, codes, bases, scales, residual_out, squares,
@@ -183,7 +185,7 @@ def decode_accumulate(
     WHOLE: tl.constexpr,
 ) -> None:
     """out = the merge of the bodies, zero in gaps."""
-    tile, base, first, last, offsets, real = place(plan, spans, BLOCKS, F.block, WHOLE)
+    tile, base, _first, _last, offsets, real = place(plan, spans, BLOCKS, F.block, WHOLE)
     total = merged(bodies, count, tile, numel, real, BLOCKS, F, ALIGNMENT, WHOLE)
     real = offsets < numel - base
     store_tile(out + base, offsets, total, real, False, WHOLE)
@@ -216,10 +218,10 @@ def outer_step(
     """Merge, step the anchor, write the local values, and the tile's share of the new anchor's checksum."""
     tile, base, first, last, offsets, real = place(plan, spans, BLOCKS, F.block, WHOLE)
     step = merged(bodies, count, tile, numel, real, BLOCKS, F, ALIGNMENT, WHOLE)
-    if RULE != "sgd":
+    if RULE != "SGD":
         speed = load_tile(momentum + base, offsets, real, WHOLE) * mu + step
         store_tile(momentum + base, offsets, speed, real, False, WHOLE)
-        if RULE == "nesterov":
+        if RULE == "NESTEROV":
             step = step + speed * mu
         else:
             step = speed

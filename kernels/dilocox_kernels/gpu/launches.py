@@ -6,6 +6,7 @@ The same launches run on a GPU, in the interpreter, or are compiled ahead of tim
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import overload
 
 import torch
 import triton.language as tl
@@ -18,8 +19,6 @@ from dilocox_kernels.gpu.plan import Plan, plan_tiles
 from dilocox_kernels.rules import OuterRule, Stochastic
 from dilocox_kernels.spans import Spans
 
-GROUP_ELEMENTS = 4096
-"""Elements that share a base of e4m4 scales: encoding them takes tiles of just this size."""
 _ELEMENTS_AT_ONCE = 4
 """Elements that a thread moves at once where fp32 is stored (16 bytes of it)."""
 
@@ -138,7 +137,7 @@ def outer_step(
         "anchor_weight": 1.0 - local_weight,
         "start": start,
         "checksums": checksums,
-        "RULE": rule.kind,
+        "RULE": rule.kind.name,
         "MIX": local_weight != 0,
         "VALUE": _value_dtype(values),
         "ALIGNED": alignment,
@@ -190,7 +189,7 @@ def _sending(
         torch.empty(plan.tiles, 2, dtype=torch.int32, device=out.device),
     )
     codes, bases, scales = _parts(fmt, out, numel)
-    arguments = {
+    arguments: dict[str, object] = {
         "residual": _bits(residual),
         "decay": decay,
         "start": start,
@@ -215,7 +214,8 @@ def _parts(fmt: Format, body: Tensor, numel: int) -> tuple[Tensor, Tensor | None
         codes, bases, scales = fmt.split(body, numel)
         unit = _INTEGERS[coding(fmt).bits // 2]
         return codes.view(-1).view(unit), bases, scales.view(-1).view(_INTEGERS[scales.itemsize])
-    return _bits(body.view(fmt.dtype)), None, None
+    elements = body.view(fmt.dtype)
+    return _bits(elements), None, None
 
 
 def _cast_alignment(fmt: Format, bodies: Sequence[Tensor]) -> int:
@@ -224,6 +224,14 @@ def _cast_alignment(fmt: Format, bodies: Sequence[Tensor]) -> int:
         return 1  # read in units of four codes, which need no more than a body's alignment
     at_once = _ELEMENTS_AT_ONCE * fmt.dtype.itemsize
     return at_once if all(body.data_ptr() % at_once == 0 for body in bodies) else 4
+
+
+@overload
+def _bits(tensor: Tensor) -> Tensor: ...
+
+
+@overload
+def _bits(tensor: None) -> None: ...
 
 
 def _bits(tensor: Tensor | None) -> Tensor | None:

@@ -26,7 +26,12 @@ class Plan(NamedTuple):
 
 
 def plan_tiles(
-    numel: int, bounds: Sequence[tuple[int, int]], values: Sequence[Tensor], tile: int, alignment: int, device: torch.device
+    numel: int,
+    bounds: Sequence[tuple[int, int]],
+    values: Sequence[Tensor],
+    tile: int,
+    alignment: int,
+    device: torch.device,
 ) -> Plan:
     """Deal out the tiles of a range; kept for later calls with the same layout and the same tensors.
 

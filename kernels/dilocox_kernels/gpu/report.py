@@ -1,4 +1,4 @@
-"""Writes docs/kernels-compiled.md: `python -m dilocox_kernels.gpu.report > docs/kernels-compiled.md` (no GPU needed)."""
+"""What the kernels compile to: `python -m dilocox_kernels.gpu.report > docs/kernels-compiled.md` (no GPU needed)."""
 
 from collections.abc import Iterator
 
@@ -10,6 +10,7 @@ from dilocox_kernels.gpu.compiled import TARGETS, MachineCode, compile_launch, m
 from dilocox_kernels.gpu.launches import Launch
 from dilocox_kernels.gpu.samples import Sample
 from dilocox_kernels.gpu.tuning import fixed_tiling
+from dilocox_kernels.rules import Rule
 from dilocox_kernels.spans import Spans
 
 _INT4 = BlockFormat("int4", 64, "fp16")
@@ -25,7 +26,7 @@ SAMPLES = {
     "decode_accumulate": Sample("decode_accumulate", _INT4),
     "outer_step": Sample("outer_step", _INT4),
     "outer_step, fp32 weights, local mix": Sample("outer_step", _INT4, torch.float32, local_weight=0.5),
-    "outer_step, fp32": Sample("outer_step", CastFormat("fp32"), rule="momentum"),
+    "outer_step, fp32": Sample("outer_step", CastFormat("fp32"), rule=Rule.MOMENTUM),
     "encode, e2m1": Sample("encode", BlockFormat("e2m1", 32, "e4m4")),
     "encode, e3m0": Sample("encode", BlockFormat("e3m0", 256, "bf16")),
     "encode, bins2": Sample("encode", BlockFormat("bins2", 64, "e4m4")),
@@ -40,17 +41,17 @@ CUT_SAMPLES = ("encode", "outer_step")
 _HEAD = """\
 # Kernels, compiled
 
-What `python -m dilocox_kernels.gpu.report` found in the machine code of the Triton kernels (triton {version}; no GPU was
-there, so no time is claimed). A test holds this page to the code: nothing is spilled, and big streams move 16 bytes a
-thread at once.
+What `python -m dilocox_kernels.gpu.report` found in the machine code of the Triton kernels (triton {version}). No GPU
+was there, and no time is claimed. `tests/kernels/test_triton_compiled.py` holds this page to the code. No kernel has a
+fused or approximate operation, or one that flushes subnormals: the report stops at one.
 
-- **bytes**: what a parameter costs in memory traffic: each stream once, K = 4 bodies.
-- **registers** a thread, **shared** memory a program in bytes, **spilled** registers or accesses to local memory.
-- **loads**, **stores**: instructions for global memory, number × bytes a thread. The narrow ones are scales, the plan of
-  tiles, norms, and codes: a thread that works on four elements of a body in int4 reads two bytes of codes. Where fp32 is
-  stored, weights of two bytes move eight at once, so that all streams have one layout and nothing goes through shared
-  memory.
-- **cut tiles** are those with gaps, tails or values that are not aligned: masked, and rare in tensors of some size.
+- **bytes**: memory traffic a parameter, each stream once, K = 4 bodies (3 for requantise). A model, not a measurement.
+- **registers** a thread; **shared** memory a program, in bytes.
+- **spilled**: bytes of local memory a thread, or registers spilled, whichever is more. Zero over whole tiles. Cut tiles
+  (gaps, tails, values that are not aligned) may spill a little: they are masked, and rare in tensors of some size.
+- **loads**, **stores**: instructions for global memory, number × bytes a thread. Big streams move 16 bytes at once.
+  Where fp32 is stored, bf16 weights move 8, so that anchor, momentum and weights share one layout and none is rearranged
+  through shared memory. Narrow ones are scales, norms, the plan of tiles, and codes: four elements in int4 are two bytes.
 
 | kernel | format | tile × warps | bytes | target | registers | shared | spilled | loads | stores |
 |---|---|---|---|---|---|---|---|---|---|
@@ -77,6 +78,8 @@ def rows_of(name: str, sample: Sample, launch: Launch) -> Iterator[str]:
     tiling = f"{fixed_tiling(sample.operation, sample.fmt).tile} × {launch.num_warps}"
     for target_name, target in TARGETS.items():
         code = machine_code(compile_launch(launch, target))
+        if code.inexact:
+            raise RuntimeError(f"{name} on {target_name} would not equal the reference: {', '.join(code.inexact)}")
         yield _row([name, sample.fmt.name, tiling, f"{bytes_moved(sample):.2f}", target_name, *_numbers(code)])
 
 
@@ -86,7 +89,7 @@ def bytes_moved(sample: Sample) -> float:
     body = sample.fmt.encoded_bytes(whole_blocks) / whole_blocks
     value, anchor = sample.values.itemsize, 4
     residual = 2 * sample.residual.itemsize if sample.residual else 0
-    momentum = 0 if sample.rule == "sgd" else 8
+    momentum = 0 if sample.rule is Rule.SGD else 8
     return {
         "encode": value + anchor + residual + body,
         "requantise": (sample.islands - 1) * body + residual + body,

@@ -9,7 +9,7 @@ from torch import Tensor
 from dilocox_kernels.formats import Format
 from dilocox_kernels.gpu import launches
 from dilocox_kernels.gpu.launches import Launch, Tiling
-from dilocox_kernels.rules import OuterRule, Stochastic
+from dilocox_kernels.rules import OuterRule, Rule, Stochastic
 from dilocox_kernels.spans import Spans
 
 HEADER_BYTES = 128
@@ -25,7 +25,7 @@ class Sample:
     values: torch.dtype = torch.bfloat16
     residual: torch.dtype | None = torch.bfloat16
     stochastic: bool = False
-    rule: str = "nesterov"
+    rule: Rule = Rule.NESTEROV
     local_weight: float = 0.0
     islands: int = 4
 
@@ -38,6 +38,8 @@ class Sample:
         bodies = [self._body(numel, device) for _ in range(self.islands)]
         weights = [1.0 / self.islands] * self.islands
         residual, residual_out = self._residual(numel, device), self._residual(numel, device)
+        rule = OuterRule(self.rule, 0.7, 0.9)
+        momentum = torch.zeros(numel, device=device) if rule.needs_momentum else None
 
         def started(tiling: Tiling) -> list[Launch]:
             if self.operation == "encode":
@@ -46,17 +48,24 @@ class Sample:
                 )[0]
             if self.operation == "requantise":
                 return launches.requantise(
-                    self.fmt, bodies[1:], weights[1:], spans, residual, 1.0, rounding, 0, bodies[0], residual_out, tiling
+                    self.fmt,
+                    bodies[1:],
+                    weights[1:],
+                    spans,
+                    residual,
+                    1.0,
+                    rounding,
+                    0,
+                    bodies[0],
+                    residual_out,
+                    tiling,
                 )[0]
             if self.operation == "decode_accumulate":
                 return launches.decode_accumulate(self.fmt, bodies, weights, spans, anchor, tiling)
-            rule = OuterRule(self.rule, 0.7, 0.9)
-            momentum = None if self.rule == "sgd" else residual_of_fp32
             return launches.outer_step(
                 self.fmt, bodies, weights, spans, anchor, momentum, values, rule, self.local_weight, 0, tiling
             )[0]
 
-        residual_of_fp32 = torch.zeros(numel, device=device)
         return started
 
     def _body(self, numel: int, device: torch.device) -> Tensor:
