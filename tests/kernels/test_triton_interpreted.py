@@ -89,6 +89,12 @@ def test_numbers_at_the_ends_of_fp32(run: Run, exponent: int) -> None:
         run(check_equal, Case(fmt, ((0, 4096),), "fp32", "fp32", exponent=exponent), "encode")
 
 
+@pytest.mark.parametrize("peak", [3.4e38, -3.4e38])
+def test_what_exceeds_bf16_becomes_its_largest_finite_value(run: Run, peak: float) -> None:
+    for fmt in (CastFormat("bf16"), BlockFormat("int4", 64, "fp16")):  # in the body; in the residual
+        run(check_equal, Case(fmt, ((0, 4600),), "fp32", "bf16", anchored=False, peak=peak), "encode")
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_what_is_not_finite_is_found(run: Run, bad: float) -> None:
     for fmt in (BlockFormat("int4", 64, "fp16"), BlockFormat("bins2", 32, "e4m4"), CastFormat("bf16")):

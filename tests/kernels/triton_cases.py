@@ -44,6 +44,8 @@ class Case:
     """Bytes between the start of an allocation and the body in it; a multiple of 4."""
     start: int = 0
     seed: int = 0
+    peak: float | None = None
+    """A value that stands among the others, now and then."""
 
     @property
     def spans(self) -> Spans:
@@ -108,6 +110,8 @@ class _Tensors:
             held = torch.zeros(case.value_offset + stop - start, dtype=DTYPES[case.values])
             held[case.value_offset :] = near.clamp(-6e4, 6e4) if case.values == "fp16" else near
             self.values.append(held[case.value_offset :])
+            if case.peak is not None:
+                self.values[-1][::61] = case.peak
         self.residual = None if case.residual is None else self.flat().to(DTYPES[case.residual])
         self.residual_out = None if self.residual is None else torch.full_like(self.residual, POISON)
         self.momentum = self.flat() if case.rule is not Rule.SGD else None

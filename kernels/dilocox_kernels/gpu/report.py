@@ -50,8 +50,9 @@ fused or approximate operation, or one that flushes subnormals: the report stops
 - **spilled**: bytes of local memory a thread, or registers spilled, whichever is more. Zero over whole tiles. Cut tiles
   (gaps, tails, values that are not aligned) may spill a little: they are masked, and rare in tensors of some size.
 - **loads**, **stores**: instructions for global memory, number × bytes a thread. Big streams move 16 bytes at once.
-  Where fp32 is stored, bf16 weights move 8, so that anchor, momentum and weights share one layout and none is rearranged
-  through shared memory. Narrow ones are scales, norms, the plan of tiles, and codes: four elements in int4 are two bytes.
+  Where fp32 is stored, bf16 weights move 8, so that anchor, momentum and weights share one layout and none is
+  rearranged through shared memory. Narrow ones are scales, norms, the plan of tiles, and codes: four elements in int4
+  are two bytes.
 
 | kernel | format | tile × warps | bytes | target | registers | shared | spilled | loads | stores |
 |---|---|---|---|---|---|---|---|---|---|
