@@ -69,7 +69,9 @@ def _wanted_scales(fmt: BlockFormat, blocks: Tensor, real: Tensor) -> Tensor:
         steps = (blocks.abs() / _or_one(largest).unsqueeze(1) * _STEPS).round().to(torch.int32)
         count = real.sum(dim=1).clamp(min=1)
         mean = steps.square().sum(dim=1).to(torch.float32) / count.to(torch.float32)
-        wanted = mean.sqrt() * (BINS2_SCALE / _STEPS) * largest
+        # By way of float64: in fp32, torch's square root on CPUs is that of MKL, which does not round as IEEE asks.
+        root = mean.to(torch.float64).sqrt().to(torch.float32)
+        wanted = root * (BINS2_SCALE / _STEPS) * largest
     return wanted.clamp(max=fmt.max_scale)
 
 

@@ -1,0 +1,98 @@
+// How a range is walked: tile by tile over the threads, and inside a tile piece by piece of the spans.
+#pragma once
+
+#include <cstdint>
+
+#include "floats.h"
+#include "library.h"
+
+namespace {
+
+constexpr int kChunk = 32;  // elements that an inner loop takes; divides every block size
+
+struct Tile {
+  int64_t index;
+  int64_t start;  // in the range
+  int64_t length;
+};
+
+inline int64_t tiles_of(int64_t numel) { return (numel + kTileElements - 1) / kTileElements; }
+
+inline Tile tile_at(int64_t index, int64_t numel) {
+  const int64_t start = index * kTileElements;
+  return {index, start, smaller(kTileElements, numel - start)};
+}
+
+// Calls work(tile) for every tile. Tiles share nothing, so who works on which does not matter; threads take runs of
+// tiles, which keeps pages and prefetching in order and evens out a thread that the machine has held up.
+template <class Work>
+inline void for_tiles(int64_t numel, int threads, const Work& work) {
+  const int64_t tiles = tiles_of(numel);
+  if (threads == 1 || tiles == 1) {
+    const FloatMode mode;
+    for (int64_t i = 0; i < tiles; ++i) work(tile_at(i, numel));
+    return;
+  }
+#pragma omp parallel num_threads(threads)
+  {
+    const FloatMode mode;
+#pragma omp for schedule(dynamic, 32)
+    for (int64_t i = 0; i < tiles; ++i) work(tile_at(i, numel));
+  }
+}
+
+// The part of a span that lies in a tile.
+struct Piece {
+  int64_t offset;  // in the tile
+  int64_t length;
+  int64_t span;
+  int64_t value;  // first element, in the span
+};
+
+// Calls work(piece) for every piece of a tile, in order.
+template <class Work>
+inline void for_pieces(const Spans& spans, const Tile& tile, const Work& work) {
+  int64_t first = 0;
+  for (int64_t end = spans.count; first < end;) {  // the first span that stops after the tile's start
+    const int64_t middle = (first + end) / 2;
+    if (spans.stops[middle] > tile.start) {
+      end = middle;
+    } else {
+      first = middle + 1;
+    }
+  }
+  const int64_t tile_stop = tile.start + tile.length;
+  for (int64_t i = first; i < spans.count && spans.starts[i] < tile_stop; ++i) {
+    const int64_t start = larger(spans.starts[i], tile.start);
+    const int64_t stop = smaller(spans.stops[i], tile_stop);
+    if (start < stop) work(Piece{start - tile.start, stop - start, i, start - spans.starts[i]});
+  }
+}
+
+// Zeros wherever no span lies in `tile_values`, up to `length` elements (a tile's last block may reach beyond it).
+inline void clear_gaps(const Spans& spans, const Tile& tile, float* tile_values, int64_t length) {
+  int64_t done = 0;
+  for_pieces(spans, tile, [&](const Piece& piece) {
+    memset(tile_values + done, 0, sizeof(float) * (piece.offset - done));
+    done = piece.offset + piece.length;
+  });
+  memset(tile_values + done, 0, sizeof(float) * (length - done));
+}
+
+// Calls work(pointer to the dtype's C++ type), so that one loop serves all dtypes.
+template <class Work>
+inline void with_dtype(int32_t dtype, const Work& work) {
+  switch (dtype) {
+    case kFp32: return work(static_cast<float*>(nullptr));
+    case kBf16: return work(static_cast<Bf16*>(nullptr));
+    case kFp16: return work(static_cast<Fp16*>(nullptr));
+  }
+}
+
+template <class Work>
+inline void with_residual_dtype(int32_t dtype, const Work& work) {
+  if (dtype == kFp32) return work(static_cast<float*>(nullptr));
+  return work(static_cast<Bf16*>(nullptr));
+}
+
+}  // namespace
