@@ -24,6 +24,8 @@ BODIES = (2, 4, 8)
 DEFAULT_BODIES = 4
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 """Of the local weights and the residual: what is usual on a GPU, and what the main job has on a CPU."""
+HOLDS = {"encode": "weights and residual", "requantise": "residual", "outer_step": "weights"}
+"""What of an operation is of such a dtype."""
 FP32_BYTES = 4
 PATTERN_ELEMENTS = 1 << 20
 """Buffers repeat random numbers after so many elements: they are made in no time, and no kernel can tell."""
@@ -51,7 +53,7 @@ class Case:
     @property
     def parameters(self) -> dict[str, object]:
         """Of a record; the same keys for all cases of an operation."""
-        optional = {"rounding": self.rounding, "weights and residual": self.dtype, "K": self.bodies}
+        optional = {"rounding": self.rounding, HOLDS.get(self.operation, ""): self.dtype, "K": self.bodies}
         return {
             "elements": in_words(self.elements),
             "format": self.code,

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.kernel_cases import Buffers, Case, select_kernels, work_of
+from benchmarks.timing import Work
 
 WARM_UP_ELEMENTS = 1 << 20
 PROCESS = Path("/proc/self")
@@ -32,6 +33,11 @@ def _measure(case: Case, device: torch.device) -> int:
     work_of(kernels, warm_up, Buffers(warm_up, device))()  # loads libraries, starts threads
     work = work_of(kernels, case, Buffers(case, device))
     gc.collect()
+    return peak_growth(work, device)
+
+
+def peak_growth(work: Work, device: torch.device) -> int:
+    """Bytes by which the memory of this process (on a GPU: torch's) grows at most during one call; at least a page."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)

@@ -155,7 +155,7 @@ def _bitsandbytes(functional: Any) -> list[Quantiser]:
             lambda values: functional.quantize_4bit(
                 values, blocksize=BLOCK_SIZE, compress_statistics=nested, quant_type=kind
             ),
-            lambda quantised: functional.dequantize_4bit(*quantised),
+            lambda quantised: functional.dequantize_4bit(*quantised).view(-1),
         )
 
     return [quantiser(kind, nested) for kind in ("nf4", "fp4") for nested in (False, True)]

@@ -63,7 +63,7 @@ def _without_gpu() -> str:
 def run(quick: bool, sizes: Sequence[int]) -> list[Record]:
     device = _device()
     kernels = select_kernels(device)
-    budget_s = 0.15 if quick else 1.5
+    budget_s = 0.08 if quick else 1.5
     largest = max(sizes)
     timed = _kernel_records(kernels, sizes, device, budget_s)
     peers = _peer_records(kernels, min(largest, PEERS_AT_MOST), device, budget_s)

@@ -1,7 +1,6 @@
 """Real pseudo-gradients: the main job's tiny model, two islands in one process, anchor − local after every round."""
 
 import multiprocessing
-from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
@@ -37,12 +36,12 @@ def record(rounds: int) -> list[Tensor]:
 
     All lengths of the model's tensors are multiples of 64, so that blocks cross no tensor here either.
     """
+    config = load_config([*SETTINGS, f"steps={rounds * INNER_STEPS}"])
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return [torch.from_numpy(delta) for delta in pool.submit(_record, SETTINGS, rounds).result()]
+        return [torch.from_numpy(delta) for delta in pool.submit(_record, config, rounds).result()]
 
 
-def _record(settings: Sequence[str], rounds: int) -> list[np.ndarray]:
-    config = load_config([*settings, f"steps={rounds * INNER_STEPS}"])
+def _record(config: Config, rounds: int) -> list[np.ndarray]:
     torch.set_num_threads(1)
     world = start_world(config.island.layout, config.device)
     deltas: list[np.ndarray] = []

@@ -58,7 +58,8 @@ def _table(records: Sequence[dict[str, Any]]) -> str:
             cells += [_ratio(record["ratio"])] if one_reference else [_ratio(record["ratio"]), record["ratio_to"]]
         rows.append(cells)
     lines = ["| " + " | ".join(row) + " |" for row in rows]
-    return f"## {records[0]['name'].capitalize()}\n\n" + "\n".join(lines) + "\n"
+    name = records[0]["name"]
+    return f"## {name[0].upper()}{name[1:]}\n\n" + "\n".join(lines) + "\n"
 
 
 def _number(value: float, unit: str) -> str:

@@ -25,6 +25,7 @@ from benchmarks.kernel_cases import (
     usual,
     work_of,
 )
+from benchmarks.kernel_memory import peak_growth
 from benchmarks.kernel_targets import EXTRA_MEMORY, OVER_COPY, target_records
 from benchmarks.kernels import COPY, MEMORY, OURS, PEERS, check_fits
 from benchmarks.quality import FED_BACK, ONE_ENCODE, feedback_error, gaussian, heavy_tailed, quality_records
@@ -188,6 +189,14 @@ def test_the_data_are_what_they_are_called() -> None:
     assert normal[0].std().item() == pytest.approx(1, rel=0.02)
     assert (student[0].abs() > 5.841).double().mean().item() == pytest.approx(0.01, rel=0.15)  # its 99.5% quantile
     assert student[0].mean().item() == pytest.approx(0, abs=0.03)
+
+
+def test_memory_that_a_work_takes_is_seen_though_it_gives_it_back() -> None:
+    elements = 12 << 20
+    grown = peak_growth(lambda: torch.ones(elements).sum(), CPU)
+    assert 4 * elements <= grown < 6 * elements
+    buffer = torch.ones(elements)
+    assert peak_growth(lambda: buffer.mul_(2), CPU) < elements
 
 
 def made_up(ratio: float) -> tuple[list[Record], list[Record], list[Record]]:
