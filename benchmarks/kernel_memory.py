@@ -21,7 +21,7 @@ def extra_bytes(cases: Sequence[Case], device: torch.device) -> list[int]:
     """By case: how far the peak grows while the operation runs on buffers that are all in memory already.
 
     Each is measured in a process of its own: what another operation has freed there would not be seen as growth. A
-    residual is written beside the old one, so the second is a buffer. At least one page, the finest that can be seen.
+    residual is written beside the old one, so the second is a buffer.
     """
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
         return list(pool.map(_measure, cases, [device] * len(cases)))
@@ -37,7 +37,10 @@ def _measure(case: Case, device: torch.device) -> int:
 
 
 def peak_growth(work: Work, device: torch.device) -> int:
-    """Bytes by which the memory of this process (on a GPU: torch's) grows at most during one call; at least a page."""
+    """Bytes by which the memory of this process (on a GPU: torch's) grows at most during one call; at least a page.
+
+    Linux counts the pages of each thread in batches: up to 64 pages a thread may go unseen.
+    """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)

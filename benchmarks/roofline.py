@@ -58,7 +58,7 @@ def _draw_panel(axes: Axes, operation: str, records: Sequence[Record]) -> None:
     axes.axhline(1, color="black", linewidth=1, linestyle="--")
     axes.set_title(f"{operation} ({SETTINGS[operation]})", fontsize=11)
     axes.set_xticks(range(len(CODES)), CODES)
-    axes.set_ylim(bottom=0, top=max(1.1, axes.get_ylim()[1], 1.08 * max(shares.values())))
+    axes.set_ylim(0, max(1.1, axes.get_ylim()[1]))
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
 

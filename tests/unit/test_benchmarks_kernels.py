@@ -194,7 +194,7 @@ def test_the_data_are_what_they_are_called() -> None:
 def test_memory_that_a_work_takes_is_seen_though_it_gives_it_back() -> None:
     elements = 12 << 20
     grown = peak_growth(lambda: torch.ones(elements).sum(), CPU)
-    assert 4 * elements <= grown < 6 * elements
+    assert 3.9 * elements < grown < 6 * elements  # Linux may be some hundred KB behind in its count
     buffer = torch.ones(elements)
     assert peak_growth(lambda: buffer.mul_(2), CPU) < elements
 
