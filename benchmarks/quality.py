@@ -22,11 +22,12 @@ RoundTrip = Callable[[Tensor], Tensor]
 
 
 def quality_records(kernels: Kernels, libraries: Sequence[Quantiser], data: dict[str, list[Tensor]]) -> list[Record]:
-    """By kind of data, one Δ a round, and by format: ‖v − decoded‖ / ‖v‖, and ‖Σ sent − Σ Δ‖ / ‖Σ Δ‖."""
+    """By kind of data, one Δ a round, and by format: the error of the middle round alone, and that of all rounds."""
     coders = {**_formats(kernels), **{each.name: (each.bits, _library(each)) for each in libraries}}
     records = []
     for kind, deltas in data.items():
-        one = {name: relative_error(trip(deltas[0]), deltas[0]) for name, (_, trip) in coders.items()}
+        middle = deltas[len(deltas) // 2]  # the first rounds of a training run are unlike all others
+        one = {name: relative_error(trip(middle), middle) for name, (_, trip) in coders.items()}
         fed_back = {name: feedback_error(trip, deltas) for name, (_, trip) in coders.items()}
         for name, (bits, _) in coders.items():
             parameters: dict[str, object] = {"data": kind, "format": name, "bits a parameter": f"{bits:.3f}"}
