@@ -12,8 +12,8 @@ before it is timed, and libraries, which only quantise an fp32 tensor. Extra mem
 operation runs on buffers that are in memory already, in a process of its own; the second residual is such a buffer.
 
 Relative errors are ‖Δ − decoded‖ / ‖Δ‖ of one encode (the middle round's), and ‖Σ sent − Σ Δ‖ / ‖Σ Δ‖ over rounds in
-which an fp32 residual carries on what was not sent. Δ is new every round: normal, Student's t with 3 degrees of freedom, or the
-pseudo-gradients of the main job's tiny model (two islands, H=25, int4), recorded in this run.
+which an fp32 residual carries on what was not sent. Δ is new every round: normal, Student's t with 3 degrees of
+freedom, or the pseudo-gradients of the main job's tiny model (two islands, H=25, int4), recorded in this run.
 """
 
 import statistics
