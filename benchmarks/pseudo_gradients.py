@@ -62,6 +62,7 @@ def _record(config: Config, rounds: int) -> list[np.ndarray]:
             lane_group=lane_group,
             island_group=IslandGroup(None, torch.device("cpu")),
             identity={},
+            kernels=config.kernels.value,
             publish=island.publish,
         )
         for _ in range(rounds):
