@@ -3,11 +3,12 @@
 #   make test                               lint and the quick tests
 #   make test-all                           and the slow ones (a minute and more each)
 #   make bench ARGS=--quick                 every benchmark; records go to build/benchmarks/
+#   make bench-kernels ARGS=--quick         the kernels' alone, next to peers that are in .venv; and a picture
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup train test test-slow test-all lint bench lock clean
+.PHONY: help setup train test test-slow test-all lint bench bench-kernels lock clean
 
 ARGS ?=
 WORKERS ?= 2
@@ -42,6 +43,9 @@ bench: .venv/installed
 		echo "benchmarks.$$name"; \
 		.venv/bin/python -m "benchmarks.$$name" --json "build/benchmarks/$$name.json" $(ARGS); \
 	done
+
+bench-kernels: .venv/installed
+	.venv/bin/python -m benchmarks.kernels --json build/benchmarks/kernels.json $(ARGS)
 
 # A Python that dilocox and the pins suit, with the modules that Debian keeps in a package of their own.
 FIND_PYTHON = for python in $(PYTHON) python3.11 python3.12 python3.13 python3; do \
