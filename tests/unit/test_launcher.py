@@ -38,7 +38,8 @@ def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
         return found
 
     yield marked
-    left = marked()
+    # Who was killed is there for another moment when its own parent is dead, and on a busy machine for longer.
+    _, left = psutil.wait_procs(marked(), timeout=10)
     for process in left:
         process.kill()
     assert not left
@@ -145,7 +146,7 @@ def test_ranks_that_ignore_sigterm_and_their_own_children_are_killed(
     ]
     outcome = run_together(specs, tmp_path, on_start=lambda: None, grace_s=0.1, terminate_s=0.3)
     assert outcome.exit_code == 3
-    assert not mark()
+    until(lambda: not mark())
 
 
 def test_nothing_is_left_when_on_start_raises(tmp_path: Path, mark: object) -> None:
