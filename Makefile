@@ -65,7 +65,12 @@ FIND_PYTHON = for python in $(PYTHON) python3.11 python3.12 python3.13 python3; 
 	fi; \
 	"$$python" -m venv .venv
 
-.venv/installed: requirements.lock pyproject.toml setup.py | .venv/bin/python
+# The C++ under kernels/ is compiled by the installation.
+.venv/installed: requirements.lock pyproject.toml setup.py $(wildcard kernels/dilocox_kernels/cpu/csrc/*) | .venv/bin/python
+	@command -v $${CXX:-g++} >/dev/null || { \
+		root=$$([[ $$(id -u) == 0 ]] || echo sudo); \
+		$$root apt-get update -qq && $$root apt-get install -qq --yes g++; \
+	}
 	.venv/bin/python -m pip install -qq --no-compile -r requirements.lock # most modules are never imported
 	.venv/bin/python -m pip install -qq --no-deps --no-build-isolation --editable .
 	@touch $@

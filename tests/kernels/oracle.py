@@ -86,7 +86,7 @@ def _largest(scale: str, top: float) -> np.float32:
     if scale == "fp16":
         return np.float32(65504)
     kept = {"fp32": 0, "bf16": 16, "e4m4": 19}[scale]
-    bits = 0x7F7FFFFF >> kept << kept
+    bits = int(np.float32(FLOAT32_MAX / top).view(np.uint32)) >> kept << kept
     while top * float(_float(bits)) > FLOAT32_MAX:
         bits -= 1 << kept
     return _float(bits)
