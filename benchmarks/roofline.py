@@ -31,6 +31,7 @@ def draw(records: Sequence[Record], path: Path) -> None:
     panels = list(figure.subplots(2, 2, sharey=True).flat)
     for axes, operation in zip(panels, OPERATIONS, strict=True):
         _draw_panel(axes, operation, [record for record in records if record.name == operation])
+    panels[0].set_ylim(0, max(1.1, panels[0].get_ylim()[1]))  # of all: they share it
     figure.suptitle("Speed over that of a copy of the same bytes (higher is better)", fontsize=12)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=9, frameon=False)
@@ -58,7 +59,6 @@ def _draw_panel(axes: Axes, operation: str, records: Sequence[Record]) -> None:
     axes.axhline(1, color="black", linewidth=1, linestyle="--")
     axes.set_title(f"{operation} ({SETTINGS[operation]})", fontsize=11)
     axes.set_xticks(range(len(CODES)), CODES)
-    axes.set_ylim(0, max(1.1, axes.get_ylim()[1]))
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
 
