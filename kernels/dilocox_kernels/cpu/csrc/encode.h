@@ -139,7 +139,7 @@ class RandomWords {
 };
 
 // Has the inputs of the next tile's block brought near, and where its residual goes.
-inline void fetch_ahead(const EncodeJob& job, const Tile& tile, const void* values, int offset, int size) {
+__attribute__((always_inline)) inline void fetch_ahead(const EncodeJob& job, const Tile& tile, const void* values, int offset, int size) {
   const int64_t ahead = tile.start + kTileElements + offset;
   const int residual_bytes = job.residual_dtype == kFp32 ? 4 : 2, value_bytes = job.spans.values_dtype == kFp32 ? 4 : 2;
   if (job.anchor != nullptr) fetch<false>(job.anchor + ahead, 4 * size);

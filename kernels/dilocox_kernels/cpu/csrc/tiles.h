@@ -92,7 +92,7 @@ inline void for_blocks(const Spans& spans, const Tile& tile, int size, const Wor
 
 // Has the lines of `bytes` bytes brought near; it does no harm where there is no memory.
 template <bool kToWrite>
-inline void fetch(const void* from, int64_t bytes) {
+__attribute__((always_inline)) inline void fetch(const void* from, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(from) + i, kToWrite, 2);
 }
 
