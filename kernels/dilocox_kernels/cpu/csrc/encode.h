@@ -74,7 +74,7 @@ inline void prepare_tile(const EncodeJob& job, const Layout& layout, const Tile&
   };
   memset(largest, 0, sizeof(uint32_t) * kMaxBlocks);
   if (job.bodies.count > 0) {
-    merge_tile(job.format, layout, job.bodies, tile, v);
+    merge_tile(job.format, layout, job.bodies, tile, v, [&](int, int) {});
     for_pieces(job.spans, tile, [&](const Piece& piece) { prepare(piece, v + piece.offset); });
   } else {
     with_dtype(job.spans.values_dtype, [&](auto* dtype) {
@@ -130,7 +130,7 @@ inline void make_random(const EncodeJob& job, const Tile& tile, int64_t offset, 
 
 // Has the next tile's inputs brought near that lie where a block lies in this one, and the place of its residual.
 template <class Residual>
-ALWAYS_INLINE void fetch_ahead(const EncodeJob& job, const char* values, int value_bytes, int64_t place, int size) {
+inline void fetch_ahead(const EncodeJob& job, const char* values, int value_bytes, int64_t place, int size) {
   const int64_t ahead = place + kTileElements;
   if (values != nullptr) fetch<false>(values + kTileElements * value_bytes, value_bytes * size);
   if (job.anchor != nullptr) fetch<false>(job.anchor + ahead, int(sizeof(float)) * size);

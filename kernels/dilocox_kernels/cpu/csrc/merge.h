@@ -150,8 +150,9 @@ struct WeightedScales {
   alignas(64) float scales[kMaxBodies][kMaxBlocks];
 };
 
-template <int32_t kCode>
-inline void merge_blocks(const Format& format, const Layout& layout, const Bodies& bodies, const Tile& tile, float* sums) {
+template <int32_t kCode, class Fetch>
+inline void merge_blocks(const Format& format, const Layout& layout, const Bodies& bodies, const Tile& tile, float* sums,
+                         const Fetch& fetch_block) {
   constexpr int kBits = Meaning<kCode>::kBits;
   const int size = format.block_size, islands = int(bodies.count);
   const int blocks = int((tile.length + size - 1) / size);
@@ -160,6 +161,7 @@ inline void merge_blocks(const Format& format, const Layout& layout, const Bodie
   const uint8_t* codes[kMaxBodies];
   for (int k = 0; k < islands; ++k) codes[k] = bodies.bodies[k] + tile.start * kBits / 8;
   for (int block = 0; block < blocks; ++block) {
+    fetch_block(block * size, size);
     for (int i = block * size; i < (block + 1) * size; i += kChunk) {
       F chunk[kChunkVectors] = {};
       for (int k = 0; k < islands; ++k) decoder.add(codes[k] + i * kBits / 8, weighted.scales[k][block], chunk);
@@ -178,14 +180,17 @@ inline void merge_casts(const Bodies& bodies, const Tile& tile, float* __restric
   }
 }
 
-// The merge of a tile into `sums`, which has room for a whole tile; gaps hold nothing of meaning.
-inline void merge_tile(const Format& format, const Layout& layout, const Bodies& bodies, const Tile& tile, float* sums) {
+// The merge of a tile into `sums`, which has room for a whole tile; gaps hold nothing of meaning. Calls
+// fetch_block(offset, length) along the way, to have what is needed next brought near.
+template <class Fetch>
+inline void merge_tile(const Format& format, const Layout& layout, const Bodies& bodies, const Tile& tile, float* sums,
+                       const Fetch& fetch_block) {
   switch (format.code) {
-    case kInt8: return merge_blocks<kInt8>(format, layout, bodies, tile, sums);
-    case kInt4: return merge_blocks<kInt4>(format, layout, bodies, tile, sums);
-    case kE2M1: return merge_blocks<kE2M1>(format, layout, bodies, tile, sums);
-    case kE3M0: return merge_blocks<kE3M0>(format, layout, bodies, tile, sums);
-    case kBins2: return merge_blocks<kBins2>(format, layout, bodies, tile, sums);
+    case kInt8: return merge_blocks<kInt8>(format, layout, bodies, tile, sums, fetch_block);
+    case kInt4: return merge_blocks<kInt4>(format, layout, bodies, tile, sums, fetch_block);
+    case kE2M1: return merge_blocks<kE2M1>(format, layout, bodies, tile, sums, fetch_block);
+    case kE3M0: return merge_blocks<kE3M0>(format, layout, bodies, tile, sums, fetch_block);
+    case kBins2: return merge_blocks<kBins2>(format, layout, bodies, tile, sums, fetch_block);
     case kCastFp32: return merge_casts<float>(bodies, tile, sums);
     case kCastBf16: return merge_casts<Bf16>(bodies, tile, sums);
   }

@@ -87,13 +87,11 @@ inline void clear_gaps(const Spans& spans, const Tile& tile, float* tile_values,
   });
 }
 
-#define ALWAYS_INLINE __attribute__((always_inline)) inline
-
-// Has the lines of `bytes` bytes brought near; it does no harm where there is no memory. Not inlined, g++ takes it for a
-// function without effect, and leaves it out.
+// Has the lines of `bytes` bytes brought near; it does no harm where there is no memory.
 template <bool kToWrite>
-ALWAYS_INLINE void fetch(const void* from, int bytes) {
+inline void fetch(const void* from, int bytes) {
   for (int i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(from) + i, kToWrite, 2);
+  asm volatile("");  // or g++ takes this for a function without effect, and leaves calls out
 }
 
 // Calls work(pointer to the dtype's C++ type), so that one loop serves all dtypes.
