@@ -158,12 +158,16 @@ inline void merge_blocks(const Format& format, const Layout& layout, const Bodie
   const int blocks = int((tile.length + size - 1) / size);
   const WeightedScales weighted(format, layout, bodies, tile, blocks);
   const Decoder<kCode> decoder;
+  constexpr int kLineElements = 64 * 8 / kBits;  // whose codes fill a line
   const uint8_t* codes[kMaxBodies];
   for (int k = 0; k < islands; ++k) codes[k] = bodies.bodies[k] + tile.start * kBits / 8;
   for (int block = 0; block < blocks; ++block) {
     fetch_block(block * size, size);
     for (int i = block * size; i < (block + 1) * size; i += kChunk) {
       F chunk[kChunkVectors] = {};
+      if (i % kLineElements == 0) {
+        for (int k = 0; k < islands; ++k) fetch<false>(codes[k] + (kTileElements + i) * kBits / 8, 64);
+      }
       for (int k = 0; k < islands; ++k) decoder.add(codes[k] + i * kBits / 8, weighted.scales[k][block], chunk);
       for (int part = 0; part < kChunkVectors; ++part) store_as(sums + i + part * kLanes, chunk[part]);
     }

@@ -11,12 +11,13 @@ namespace {
 void decode_accumulate(const DecodeJob& job, int threads) {
   const Layout layout(job.format, job.spans.numel);
   for_tiles(job.spans.numel, threads, [&](const Tile& tile) {
-    alignas(64) float sums[kTileElements];
-    merge_tile(job.format, layout, job.bodies, tile, sums, [&](int offset, int length) {
-      fetch<true>(job.out + tile.start + offset, int(sizeof(float)) * length);
-    });
+    alignas(64) float last[kTileElements];  // whole blocks are written: those of the last tile may not fit
+    float* out = job.out + tile.start;
+    float* sums = tile.length == kTileElements ? out : last;
+    merge_tile(job.format, layout, job.bodies, tile, sums,
+               [&](int offset, int length) { fetch<true>(sums + kTileElements + offset, int(sizeof(float)) * length); });
     clear_gaps(job.spans, tile, sums, tile.length);
-    memcpy(job.out + tile.start, sums, sizeof(float) * tile.length);
+    if (sums == last) memcpy(out, last, sizeof(float) * tile.length);
   });
 }
 
