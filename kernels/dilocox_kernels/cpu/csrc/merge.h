@@ -120,17 +120,20 @@ class Decoder {
 
   // 32 fields → integers.
   void unpack(const uint8_t* codes, Bytes* halves) const {
-    Bytes packed = {};
     if constexpr (Code::kBits == 8) {
-      memcpy(halves, codes, 2 * sizeof packed);
+      memcpy(halves, codes, 2 * sizeof(Bytes));
       return;
     }
-    memcpy(&packed, codes, Code::kBits * kChunk / 8);
-    Bytes even = look_up(packed), odd = look_up(packed >> 4);
-    if constexpr (Code::kBits == 2) {
-      const Bytes first = interleave_low(even, odd);
+    Bytes even, odd;
+    if constexpr (Code::kBits == 4) {
+      const Bytes packed = load_as<Bytes>(codes);
+      even = look_up(packed);
+      odd = look_up(packed >> 4);
+    } else {
+      typedef uint64_t Words __attribute__((vector_size(16)));
+      const Bytes packed = (Bytes)Words{load_as<uint64_t>(codes), 0};
+      even = interleave_low(look_up(packed), look_up(packed >> 4));
       odd = interleave_low(look_up(packed >> 2), look_up(packed >> 6));
-      even = first;
     }
     halves[0] = interleave_low(even, odd);
     halves[1] = interleave_high(even, odd);
