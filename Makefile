@@ -3,11 +3,12 @@
 #   make test                               lint and the quick tests
 #   make test-all                           and the slow ones (a minute and more each)
 #   make bench ARGS=--quick                 every benchmark; records go to build/benchmarks/
+#   make bench-kernels ARGS=--quick         the kernels' alone, next to peers that are in .venv; and a picture
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup train test test-slow test-all lint bench lock clean
+.PHONY: help setup train test test-slow test-all lint bench bench-kernels lock clean
 
 ARGS ?=
 WORKERS ?= 2
@@ -43,6 +44,9 @@ bench: .venv/installed
 		.venv/bin/python -m "benchmarks.$$name" --json "build/benchmarks/$$name.json" $(ARGS); \
 	done
 
+bench-kernels: .venv/installed
+	.venv/bin/python -m benchmarks.kernels --json build/benchmarks/kernels.json $(ARGS)
+
 # A Python that dilocox and the pins suit, with the modules that Debian keeps in a package of their own.
 FIND_PYTHON = for python in $(PYTHON) python3.11 python3.12 python3.13 python3; do \
 	if "$$python" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
@@ -61,7 +65,12 @@ FIND_PYTHON = for python in $(PYTHON) python3.11 python3.12 python3.13 python3; 
 	fi; \
 	"$$python" -m venv .venv
 
-.venv/installed: requirements.lock pyproject.toml setup.py | .venv/bin/python
+# The C++ under kernels/ is compiled by the installation.
+.venv/installed: requirements.lock pyproject.toml setup.py $(wildcard kernels/dilocox_kernels/cpu/csrc/*) | .venv/bin/python
+	@command -v $${CXX:-g++} >/dev/null || { \
+		root=$$([[ $$(id -u) == 0 ]] || echo sudo); \
+		$$root apt-get update -qq && $$root apt-get install -qq --yes g++; \
+	}
 	.venv/bin/python -m pip install -qq --no-compile -r requirements.lock # most modules are never imported
 	.venv/bin/python -m pip install -qq --no-deps --no-build-isolation --editable .
 	@touch $@

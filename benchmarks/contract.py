@@ -49,21 +49,36 @@ def main(name: str, about: str, run: Callable[[bool], Sequence[Record]]) -> None
 
     `about` says what is measured and how (a benchmark's docstring); `run` takes whether to be quick.
     """
+    measure(name, about, command_line(name, about).parse_args(), run)
+
+
+def command_line(name: str, about: str) -> argparse.ArgumentParser:
+    """The options of every benchmark, to which one may add its own."""
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{name}", description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="seconds instead of minutes; the figures are rougher")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the records there")
-    arguments = parser.parse_args()
+    return parser
+
+
+def measure(
+    name: str,
+    about: str,
+    arguments: argparse.Namespace,
+    run: Callable[[bool], Sequence[Record]],
+    draw: Callable[[Sequence[Record], Path], None] | None = None,
+) -> None:
+    """What `main` does once the command line is parsed; `draw(records, path)` makes a PNG beside the JSON."""
     document = {"benchmark": name, "about": about, "quick": arguments.quick, "conditions": conditions()}
     records = run(arguments.quick)
     print(table(records))
     if arguments.json:
         document["records"] = [asdict(record) for record in records]
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        beside = arguments.json.with_name(f"{arguments.json.name}.tmp")
-        beside.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
-        beside.replace(arguments.json)
+        _write(arguments.json, lambda path: path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n"))
+        if draw is not None:
+            _write(arguments.json.with_suffix(".png"), lambda path: draw(records, path))
 
 
 def table(records: Sequence[Record]) -> str:
@@ -76,6 +91,13 @@ def table(records: Sequence[Record]) -> str:
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     )
+
+
+def _write(path: Path, write: Callable[[Path], object]) -> None:
+    """Beside and renamed: a reader never sees half a file."""
+    beside = path.with_name(f"{path.name}.tmp")
+    write(beside)
+    beside.replace(path)
 
 
 def _processor() -> str:

@@ -79,6 +79,7 @@ def sync_bytes(config: Config) -> tuple[int, int]:
             lane_group=lane_group,
             island_group=IslandGroup(None, torch.device("cpu")),
             identity={},
+            kernels=config.kernels.value,
         )
         generator = torch.Generator().manual_seed(island)
         with torch.no_grad():

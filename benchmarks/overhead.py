@@ -131,6 +131,7 @@ def _outer_loop(config: Config, island: MegatronIsland, lane_group: LaneGroup) -
         lane_group=lane_group,
         island_group=IslandGroup(None, torch.device("cpu")),
         identity={},
+        kernels=config.kernels.value,
         publish=island.publish,
     )
 

@@ -19,6 +19,7 @@ ISLANDS_OWN = (
     "device",
     "threads_per_rank",
     "outer_state_device",
+    "kernels",
     "evaluation.",
     "checkpoint.keep_last",
     "observe.",

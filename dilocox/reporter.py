@@ -50,6 +50,7 @@ class Reporter:
             device=self._world.device,
             precision=self._island.precision,
             inner_optimizer=self._island.inner_optimizer_name,
+            kernels=self._outer.kernels_name,
             padded_vocab_size=self._config.model.padded_vocab(vocab_size),
         )
 

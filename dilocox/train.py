@@ -71,6 +71,7 @@ def train(
         lane_group=lane_group,
         island_group=island_group,
         identity=identity,
+        kernels=config.kernels.value,
         publish=island.publish,
         gradients=island.gradients,
         device=outer_device,

@@ -25,6 +25,7 @@ def start(recorder: Recorder, **changes: Any) -> None:
             "device": torch.device("cpu"),
             "precision": Precision.fp32,
             "inner_optimizer": "AdamW of torch",
+            "kernels": "cpu",
             "padded_vocab_size": PADDED_VOCAB,
         }
         | changes

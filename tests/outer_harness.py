@@ -20,9 +20,18 @@ from dilocox.outer.schedule import EveryH
 from dilocox.outer.transport.protocol import LaneGroup
 from dilocox.shards import whole_shard
 
-FP32 = Cast(dtype="fp32", error_feedback=False, residual_decay=1.0)
-INT4 = Block(format="int4", block_size=32, scale_dtype="fp16", error_feedback=True, residual_decay=1.0)
-INT8 = Block(format="int8", block_size=32, scale_dtype="fp16", error_feedback=True, residual_decay=1.0)
+FP32 = Cast(dtype="fp32", error_feedback=False, residual_decay=1.0, residual_dtype="fp32")
+_BLOCK: dict[str, Any] = {
+    "block_size": 32,
+    "scale_dtype": "fp16",
+    "rounding": "nearest",
+    "error_feedback": True,
+    "residual_decay": 1.0,
+    "residual_dtype": "fp32",
+    "seed": 0,
+}
+INT4 = Block(format="int4", **_BLOCK)
+INT8 = Block(format="int8", **_BLOCK)
 NESTEROV = Nesterov(lr=0.7, momentum=0.9)
 
 
@@ -44,6 +53,7 @@ def outer_loop(weights: Sequence[Tensor], chosen: Roles, lane_group: LaneGroup, 
         lane_group=lane_group,
         island_group=IslandGroup(None, torch.device("cpu")),
         identity={"test": 1},
+        kernels="auto",
         **options,
     )
 

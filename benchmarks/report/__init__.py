@@ -7,7 +7,10 @@ from typing import Any
 
 
 def page(path: Path) -> str:
-    """Markdown of one file of records: what was measured, under which conditions, and a table a name of record."""
+    """Markdown of one file of records: what was measured, under which conditions, and a table a name of record.
+
+    A picture of the same name beside the file, if the benchmark drew one, is shown before the tables.
+    """
     document = json.loads(path.read_text())
     names = dict.fromkeys(record["name"] for record in document["records"])
     groups = [[r for r in document["records"] if r["name"] == name] for name in names]
@@ -20,6 +23,7 @@ def page(path: Path) -> str:
             "A ratio is the value over that of the reference: smaller is better.\n",
             document["about"].strip() + "\n",
             _conditions(document["conditions"]),
+            *_picture(path),
             *(_table(group) for group in groups),
         ]
     )
@@ -32,6 +36,11 @@ def _conditions(conditions: dict[str, Any]) -> str:
         f"{conditions['python']}, torch {conditions['torch']}, megatron-core {conditions['megatron-core']}; commit "
         f"{conditions['commit']}; the machine's load was {conditions['load_before']:.1f} before the start.\n"
     )
+
+
+def _picture(path: Path) -> list[str]:
+    picture = path.with_suffix(".png")
+    return [f"![The records of {path.name} as a picture]({picture.name})\n"] if picture.exists() else []
 
 
 def _table(records: Sequence[dict[str, Any]]) -> str:
@@ -49,7 +58,8 @@ def _table(records: Sequence[dict[str, Any]]) -> str:
             cells += [_ratio(record["ratio"])] if one_reference else [_ratio(record["ratio"]), record["ratio_to"]]
         rows.append(cells)
     lines = ["| " + " | ".join(row) + " |" for row in rows]
-    return f"## {records[0]['name'].capitalize()}\n\n" + "\n".join(lines) + "\n"
+    name = records[0]["name"]
+    return f"## {name[0].upper()}{name[1:]}\n\n" + "\n".join(lines) + "\n"
 
 
 def _number(value: float, unit: str) -> str:

@@ -39,6 +39,13 @@ class StateDevice(Enum):
     host = "host"
 
 
+class KernelBackend(Enum):
+    auto = "auto"
+    reference = "reference"
+    cpu = "cpu"
+    triton = "triton"
+
+
 class Precision(Enum):
     auto = "auto"
     fp32 = "fp32"
@@ -194,6 +201,7 @@ class Config:
     device: Device
     threads_per_rank: int
     outer_state_device: StateDevice
+    kernels: KernelBackend
     evaluation: EvaluationConfig
     checkpoint: CheckpointConfig
     observe: ObserveConfig

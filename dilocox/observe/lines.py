@@ -60,7 +60,7 @@ class PlainLines:
         return [
             f"{start.run}: {islands} tp={start.tp} pp={start.pp} dp={start.dp} on "
             f"{start.device}; {start.model} model, {quantity(start.parameters)} parameters, {start.precision}; "
-            f"{start.inner_optimizer}; {start.algo}"
+            f"{start.inner_optimizer}; {start.algo}, {start.kernels} kernels"
         ]
 
     def _look_for_step_line(self) -> None:

@@ -54,7 +54,13 @@ class Recorder:
         return self._config.island.batch_size * self._config.model.sequence_length
 
     def start(
-        self, *, device: torch.device, precision: Precision, inner_optimizer: str, padded_vocab_size: int
+        self,
+        *,
+        device: torch.device,
+        precision: Precision,
+        inner_optimizer: str,
+        kernels: str,
+        padded_vocab_size: int,
     ) -> None:
         """The island is built and about to train."""
         config, layout = self._config, self._config.island.layout
@@ -82,6 +88,7 @@ class Recorder:
                 device=name,
                 precision=precision.value,
                 inner_optimizer=inner_optimizer,
+                kernels=kernels,
                 config_hash=hashlib.sha256(to_yaml(config).encode()).hexdigest()[:16],
                 commit=environment.git_commit(),
                 versions=environment.versions(),

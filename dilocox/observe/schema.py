@@ -48,6 +48,7 @@ class Start(Record):
     device: Annotated[str, "", "What a rank of this island runs on."]
     precision: Annotated[str, "", "Of the inner steps: fp32 or bf16."]
     inner_optimizer: Annotated[str, "", "Which implementation of the inner optimiser runs."]
+    kernels: Annotated[str, "", "Which back end of dilocox_kernels encodes and takes the outer steps."]
     config_hash: Annotated[str, "", "First 16 hex digits of the SHA-256 of the resolved config.yaml."]
     commit: Annotated[str | None, "", "Git commit of the checkout, with -dirty when changed; null outside of one."]
     versions: Annotated[dict[str, str], "", "Versions of python, dilocox, torch and megatron-core."]

@@ -52,6 +52,7 @@ class Summary:
     device: str
     precision: str
     inner_optimizer: str
+    kernels: str
     config_hash: str
     commit: str | None
     versions: dict[str, str]
@@ -109,6 +110,7 @@ def summarise(records: Sequence[Record]) -> Summary:
         device=start.device,
         precision=start.precision,
         inner_optimizer=start.inner_optimizer,
+        kernels=start.kernels,
         config_hash=start.config_hash,
         commit=start.commit,
         versions=start.versions,

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from dilocox.shards import Shard
+from dilocox_kernels.spans import Spans
 
 CHUNK_ELEMENTS = 1 << 22
 """Flat buffers are encoded, sent and applied in ranges of so many elements, which bounds all scratch memory."""
@@ -85,6 +86,14 @@ class Fragment:
             if low < high:
                 shift = piece.start - piece.offset
                 yield piece, slice(low + shift, high + shift), slice(low - start, high - start)
+
+    def spans(self, start: int, stop: int) -> Spans:
+        """Where real elements lie in the flat range [start, stop)."""
+        return Spans(stop - start, tuple((part.start, part.stop) for _, _, part in self.overlaps(start, stop)))
+
+    def owned_values(self, values: Sequence[Tensor], start: int, stop: int) -> list[Tensor]:
+        """What of `values` (one tensor a shard) lies in the flat range; views, one a span."""
+        return [values[piece.index][inside] for piece, inside, _ in self.overlaps(start, stop)]
 
     def read(self, values: Sequence[Tensor], start: int, stop: int, out: Tensor) -> None:
         """Collect the flat range [start, stop) of `values` (one tensor a shard) into fp32 `out`, gaps as zeros."""

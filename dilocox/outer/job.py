@@ -1,18 +1,20 @@
 """The messages of one fragment in one sync."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from dilocox.errors import DriftError, NonFiniteError, SyncError
+from dilocox.outer.codecs.protocol import Codes, Destination, Norms, Origin
 from dilocox.outer.exchange.protocol import Received
-from dilocox.outer.fragments import CHUNK_ELEMENTS, Fragment
+from dilocox.outer.fragments import Fragment
 from dilocox.outer.island_group import first_nonfinite
 from dilocox.outer.merge.mean import Merge
 from dilocox.outer.roles import Roles
 from dilocox.outer.state import FragmentState
+from dilocox_kernels.kernels import Kernels
 from dilocox_kernels.wire import HEADER_BYTES, Header, WireError, pack_header, unpack
 
 
@@ -39,6 +41,7 @@ class SyncJob:
         fingerprint: int,
         island: int,
         roles: Roles,
+        kernels: Kernels,
         progress: Progress,
     ) -> None:
         self.state = state
@@ -48,46 +51,64 @@ class SyncJob:
         self.where = f"inner step {inner_step}, fragment {state.fragment.name}"
         """For messages."""
         self.sum_of_squares = 0.0
+        """Of this lane's payload, without what earlier syncs failed to send."""
+        self.max_abs = 0.0
+        """Of the same."""
         self.seconds_encoding = 0.0
         self.values = list(values)
-        self.scratch = torch.empty(min(CHUNK_ELEMENTS, self.fragment.numel), dtype=torch.float32, device=state.device)
-        """Memory for one range: of whoever encodes, later of whoever merges."""
         self._finite = True
         self._drift: DriftError | None = None
         self._index = index
         self._fingerprint = fingerprint
         self._island = island
         self._roles = roles
+        self._kernels = kernels
         self._progress = progress
         self._checksum = state.checksum
         self._kept: dict[tuple[int, int, int], Tensor] = {}
 
+    def encode(self, start: int, stop: int, values: Sequence[Tensor]) -> None:
+        """Make this island's message about a flat range (hop 0); `values` lie where the state does, one a span."""
+        minuend = self._roles.payload.minuend(self.state, start, stop)
+        spans = self.fragment.spans(start, stop)
+
+        def write(origin: Origin, destination: Destination) -> Norms:
+            return self._roles.codec.encode(self._kernels, values, spans, minuend, origin, destination)
+
+        norms = self._make(0, start, stop, write, flagged=False)
+        self.sum_of_squares += norms.sum_of_squares
+        self.max_abs = max(self.max_abs, norms.max_abs)
+
     def encoded(self, start: int, stop: int) -> Tensor:
-        if (0, start, stop) not in self._kept:
-            delta = self.scratch[: stop - start]
-            self._roles.payload.read(self.state, self.values, start, stop, delta)
-            self._encode(delta, 0, start, stop, flagged=False)
         return self._kept[0, start, stop]
 
     def merged(self, start: int, stop: int, received: Sequence[Received]) -> Tensor:
         if (1, start, stop) not in self._kept:
-            delta = self.scratch[: stop - start]
-            weights = self.merge.weights([message.header for message in received])
-            self.merge.combine(self._roles.codec, [message.body for message in received], weights, delta)
-            self._encode(delta, 1, start, stop, flagged=any(message.header.nonfinite for message in received))
+            headers = [message.header for message in received]
+            bodies = [message.body for message in received]
+            codes = Codes(bodies, self.merge.weights(headers), self.fragment.spans(start, stop), start)
+
+            def write(origin: Origin, destination: Destination) -> Norms:
+                on_device = codes.to(self.state.device)
+                return self.merge.requantise(self._roles.codec, self._kernels, on_device, origin, destination)
+
+            self._make(1, start, stop, write, flagged=any(header.nonfinite for header in headers))
         return self._kept[1, start, stop]
 
-    def _encode(self, delta: Tensor, hop: int, start: int, stop: int, flagged: bool) -> None:
+    def _make(
+        self, hop: int, start: int, stop: int, write: Callable[[Origin, Destination], Norms], flagged: bool
+    ) -> Norms:
+        """Let `write` encode a range into a message, seal it, and keep it."""
         message = self.buffer(start, stop)
         body = message[HEADER_BYTES:]
-        encoded = body if delta.device == body.device else torch.empty_like(body, device=delta.device)
+        on_host = self.state.device == body.device
+        encoded = body if on_host else torch.empty_like(body, device=self.state.device)
         committed, pending = self.state.residuals[hop].at(start, stop)
-        norms = self._roles.codec.encode(delta, committed, encoded, pending)
+        origin = Origin(number=self.number, island=self._island, fragment=self._index, hop=hop, start=start)
+        norms = write(origin, Destination(encoded, committed, pending))
         if encoded is not body:
             body.copy_(encoded)  # waits for the device
         self._finite = self._finite and norms.finite
-        if hop == 0:
-            self.sum_of_squares += norms.sum_of_squares
         pack_header(
             Header(
                 nonfinite=flagged or not norms.finite,
@@ -106,6 +127,7 @@ class SyncJob:
             message,
         )
         self._kept[hop, start, stop] = message
+        return norms
 
     def buffer(self, start: int, stop: int) -> Tensor:
         return torch.empty(HEADER_BYTES + self._roles.codec.encoded_bytes(stop - start), dtype=torch.uint8)

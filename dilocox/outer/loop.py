@@ -18,16 +18,20 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from dilocox.errors import CheckpointError
+from dilocox.errors import CheckpointError, ConfigError
 from dilocox.outer.fragments import Fragment, flat_values, whole
 from dilocox.outer.island_group import IslandGroup
 from dilocox.outer.job import Progress, SyncJob
 from dilocox.outer.payload import Point
 from dilocox.outer.roles import Roles
+from dilocox.outer.staging import Staging
 from dilocox.outer.state import FragmentState, Residual
 from dilocox.outer.sync import SyncEngine, SyncReport
 from dilocox.outer.transport.protocol import LaneGroup
 from dilocox.shards import Shard
+from dilocox_kernels.backend import BackendError
+from dilocox_kernels.kernels import Kernels, select
+from dilocox_kernels.validate import VALUE_DTYPES
 
 ONE_STEP = Progress(steps=1)
 
@@ -48,6 +52,7 @@ class OuterLoop:
         lane_group: LaneGroup,
         island_group: IslandGroup,
         identity: Mapping[str, object],
+        kernels: str,
         publish: Callable[[], None] = lambda: None,
         gradients: Callable[[], Sequence[Shard]] | None = None,
         device: torch.device | None = None,
@@ -65,27 +70,39 @@ class OuterLoop:
         self._progress = Progress()
         self._jobs: dict[int, SyncJob] = {}
         self._local_is_anchor = True
+        _check_values(shards)
+        values_device = shards[0].values.device
+        device = device or values_device
+        staging = Staging(values_device, device)
         fragments = partition(shards, roles.codec.alignment)
-        self._states = [self._new_state(fragment, device or shards[0].values.device) for fragment in fragments]
+        self._states = [self._new_state(fragment, device, staging) for fragment in fragments]
         for state in self._states:
             state.adopt(flat_values(state.fragment.shards))
+        chosen = _select(kernels, device)
+        self.kernels_name = chosen.name
+        """Back end of dilocox_kernels that encodes and takes the outer steps."""
         self._engine = SyncEngine(
             self._states,
             roles=roles,
             lane_group=lane_group,
             island_group=island_group,
+            kernels=chosen,
             fingerprint=fingerprint(identity),
         )
 
-    def _new_state(self, fragment: Fragment, device: torch.device) -> FragmentState:
+    def _new_state(self, fragment: Fragment, device: torch.device, staging: Staging) -> FragmentState:
         roles, group = self._roles, self._lane_group
         ranges = roles.exchange.residual_ranges(fragment, group.island, group.islands)
         return FragmentState(
             fragment,
             slots=roles.outer_optimizer.slots,
             needs_anchor=roles.payload.needs_anchor,
-            residuals=[Residual(*bounds, device=device, enabled=roles.codec.error_feedback) for bounds in ranges],
+            residuals=[
+                Residual(*bounds, device=device, dtype=roles.codec.residual_dtype, enabled=roles.codec.error_feedback)
+                for bounds in ranges
+            ],
             device=device,
+            staging=staging,
         )
 
     def after_backward(self, progress: Progress = ONE_STEP) -> list[SyncReport]:
@@ -195,6 +212,24 @@ class OuterLoop:
             state.refresh_checksum()
         self._local_is_anchor = self._roles.apply.local_becomes_anchor
         self.at_round_end = True
+
+
+def _select(name: str, device: torch.device) -> Kernels:
+    try:
+        return select(name, device.type)
+    except BackendError as error:
+        raise ConfigError("kernels", name, str(error), "kernels=auto takes the fastest for the device") from error
+
+
+def _check_values(shards: Sequence[Shard]) -> None:
+    dtypes = sorted({str(shard.values.dtype) for shard in shards})
+    if len(dtypes) > 1 or shards[0].values.dtype not in VALUE_DTYPES:
+        raise ConfigError(
+            "parameters",
+            ", ".join(dtypes),
+            f"expected one dtype, of {', '.join(map(str, VALUE_DTYPES))}",
+            "Keep all parameters in float32 and train under autocast",
+        )
 
 
 def fingerprint(identity: Mapping[str, object]) -> int:

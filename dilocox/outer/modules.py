@@ -25,12 +25,21 @@ from dilocox.outer.transport.rendezvous import connect_store, parse_address
 from dilocox.shards import Box, Shard, whole_shard
 
 
-def attach(module: nn.Module, *, rendezvous: str | None, island: int, islands: int, roles: Roles) -> OuterLoop:
+def attach(
+    module: nn.Module,
+    *,
+    rendezvous: str | None,
+    island: int,
+    islands: int,
+    roles: Roles,
+    kernels: str = "auto",
+) -> OuterLoop:
     """An outer loop over the trainable parameters of `module`, which all islands must have initialised alike.
 
     `rendezvous` is the `host:port` where `dilocox coordinator` runs; None for a single island. With torch.distributed
     initialised, its world is this island and every rank calls this. The pseudo-gradient is a difference of these
     parameters: keep them in fp32 (under autocast or FSDP2's mixed precision), for bf16 ones lose most of a small one.
+    `kernels` names the back end of dilocox_kernels.
     """
     rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     shards = shards_of(module)
@@ -50,6 +59,7 @@ def attach(module: nn.Module, *, rendezvous: str | None, island: int, islands: i
         lane_group=lane_group,
         island_group=IslandGroup(dist.group.WORLD if size > 1 else None, shards[0].values.device),
         identity=identity,
+        kernels=kernels,
         gradients=lambda: _gradients_of(module, shards),
     )
 

@@ -8,10 +8,12 @@ from torch import Tensor
 
 from dilocox.errors import ConfigError
 from dilocox.outer.apply import Apply
-from dilocox.outer.optimisers.protocol import OuterOptimizer
+from dilocox.outer.merge.merged import Merged
+from dilocox.outer.optimisers.protocol import OuterOptimizer, Range
 from dilocox.outer.optimisers.sgd import Identity
 from dilocox.outer.schedule import Schedule
 from dilocox.outer.state import FragmentState
+from dilocox_kernels.checksum import checksum64
 
 
 class Point(Enum):
@@ -28,22 +30,20 @@ class Payload(Protocol):
     def check(self, optimiser: OuterOptimizer, schedule: Schedule) -> None:
         """Raise ConfigError for an outer optimiser or a schedule that makes no sense with this payload."""
 
-    def read(self, state: FragmentState, values: Sequence[Tensor], start: int, stop: int, out: Tensor) -> None:
-        """Write what is to be sent of the flat range [start, stop) into fp32 `out`."""
+    def minuend(self, state: FragmentState, start: int, stop: int) -> Tensor | None:
+        """What the values of the flat range [start, stop) are subtracted from before they are sent; None: nothing."""
 
     def absorb(
         self,
         state: FragmentState,
         values: Sequence[Tensor],
-        start: int,
-        stop: int,
-        merged: Tensor,
+        merged: Merged,
         optimiser: OuterOptimizer,
         apply: Apply,
-    ) -> Tensor:
-        """Take the merged range: change state and `values`; `merged` is overwritten.
+    ) -> int:
+        """Take the merged range: change state and its `values`, one tensor a span.
 
-        Returns the fp32 range that must now be bit-identical on all islands (for the checksum).
+        Returns the `checksum64` at merged.start of the fp32 range that must now be bit-identical on all islands.
         """
 
 
@@ -59,26 +59,20 @@ class Displacement:
                 "outer_optimizer", "none", "the anchor would never move", "Choose nesterov, momentum, sgd or adam"
             )
 
-    def read(self, state: FragmentState, values: Sequence[Tensor], start: int, stop: int, out: Tensor) -> None:
-        state.fragment.read(values, start, stop, out)
-        out.neg_().add_(state.anchor[start:stop])
+    def minuend(self, state: FragmentState, start: int, stop: int) -> Tensor | None:
+        return state.anchor[start:stop]
 
     def absorb(
         self,
         state: FragmentState,
         values: Sequence[Tensor],
-        start: int,
-        stop: int,
-        merged: Tensor,
+        merged: Merged,
         optimiser: OuterOptimizer,
         apply: Apply,
-    ) -> Tensor:
-        anchor = state.anchor[start:stop]
-        slots = {name: slot[start:stop] for name, slot in state.slots.items()}
-        optimiser.step(anchor, slots, merged, state.outer_steps + 1)
-        for piece, inside, outside in state.fragment.overlaps(start, stop):
-            apply.write(anchor[outside], values[piece.index][inside])
-        return anchor
+    ) -> int:
+        here = slice(merged.start, merged.stop)
+        slots = {name: slot[here] for name, slot in state.slots.items()}
+        return optimiser.advance(Range(state.anchor[here], slots, values), merged, apply, state.outer_steps + 1)
 
 
 class Gradient:
@@ -103,19 +97,18 @@ class Gradient:
                 "Set schedule=every_h schedule.inner_steps=1, or payload=displacement",
             )
 
-    def read(self, state: FragmentState, values: Sequence[Tensor], start: int, stop: int, out: Tensor) -> None:
-        state.fragment.read(values, start, stop, out)
+    def minuend(self, state: FragmentState, start: int, stop: int) -> Tensor | None:
+        return None
 
     def absorb(
         self,
         state: FragmentState,
         values: Sequence[Tensor],
-        start: int,
-        stop: int,
-        merged: Tensor,
+        merged: Merged,
         optimiser: OuterOptimizer,
         apply: Apply,
-    ) -> Tensor:
-        for piece, inside, outside in state.fragment.overlaps(start, stop):
-            values[piece.index][inside].copy_(merged[outside])
-        return merged
+    ) -> int:
+        mean = merged.decode()
+        for part, gradient in zip(merged.codes.spans.cut(mean), values, strict=True):
+            gradient.copy_(part)
+        return checksum64(mean, merged.start)

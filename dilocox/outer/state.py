@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from dilocox.outer.fragments import CHUNK_ELEMENTS, Fragment
+from dilocox.outer.staging import Staging
 from dilocox.shards import Shard
 from dilocox_kernels.checksum import checksum64
 
@@ -18,11 +19,11 @@ class Residual:
     bytes. Both are None where the codec keeps no residual.
     """
 
-    def __init__(self, start: int, stop: int, device: torch.device, enabled: bool) -> None:
+    def __init__(self, start: int, stop: int, device: torch.device, dtype: torch.dtype, enabled: bool) -> None:
         self.start = start
         numel = stop - start
-        self.committed = torch.zeros(numel, dtype=torch.float32, device=device) if enabled else None
-        self.pending = torch.zeros(numel, dtype=torch.float32, device=device) if enabled else None
+        self.committed = torch.zeros(numel, dtype=dtype, device=device) if enabled else None
+        self.pending = torch.zeros(numel, dtype=dtype, device=device) if enabled else None
 
     def at(self, start: int, stop: int) -> tuple[Tensor | None, Tensor | None]:
         """(committed, pending) over the flat range [start, stop)."""
@@ -36,7 +37,7 @@ class Residual:
 
 
 class FragmentState:
-    """Outer state of one fragment; flat fp32 tensors of `fragment.numel` elements on `device`."""
+    """Outer state of one fragment; flat tensors of `fragment.numel` elements on `device`, all fp32 but residuals."""
 
     def __init__(
         self,
@@ -46,8 +47,10 @@ class FragmentState:
         needs_anchor: bool,
         residuals: Sequence[Residual],
         device: torch.device,
+        staging: Staging,
     ) -> None:
         self.fragment = fragment
+        self.staging = staging
         self.device = device
         self.anchor = torch.zeros(fragment.numel if needs_anchor else 0, dtype=torch.float32, device=device)
         self.slots = {

@@ -26,14 +26,16 @@ from typing import TypeVar
 from torch import Tensor
 
 from dilocox.errors import DilocoxError, DriftError, NonFiniteError, SyncError
+from dilocox.outer.codecs.protocol import Codes
 from dilocox.outer.exchange.protocol import Delivery
 from dilocox.outer.island_group import IslandGroup
 from dilocox.outer.job import Progress, SyncJob
+from dilocox.outer.merge.merged import Merged
 from dilocox.outer.roles import Roles
 from dilocox.outer.state import FragmentState
 from dilocox.outer.transport.protocol import LaneGroup
 from dilocox.outer.transport.share import share_fixed
-from dilocox_kernels.checksum import checksum64
+from dilocox_kernels.kernels import Kernels
 
 _VOTE = struct.Struct("<QQ")  # number of the sync, severity
 _HELLO = struct.Struct("<QQ")  # syncs committed, sum of the fragments' checksums
@@ -72,6 +74,7 @@ class SyncEngine:
         roles: Roles,
         lane_group: LaneGroup,
         island_group: IslandGroup,
+        kernels: Kernels,
         fingerprint: int,
     ) -> None:
         self.committed = 0
@@ -80,6 +83,7 @@ class SyncEngine:
         self._roles = roles
         self._lane_group = lane_group
         self._island_group = island_group
+        self._kernels = kernels
         self._fingerprint = fingerprint
         self._last: SyncJob | None = None
 
@@ -94,11 +98,16 @@ class SyncEngine:
             fingerprint=self._fingerprint,
             island=self._lane_group.island,
             roles=self._roles,
+            kernels=self._kernels,
             progress=progress,
         )
         started = self._lane_group.clock()
-        for start, stop in self._roles.exchange.messages(job.fragment, self._lane_group.islands):
-            job.encoded(start, stop)
+        ranges = self._roles.exchange.messages(job.fragment, self._lane_group.islands)
+        pieces = [job.fragment.owned_values(job.values, start, stop) for start, stop in ranges]
+        for (start, stop), local in zip(
+            ranges, job.state.staging.through(pieces, fetch=True, give_back=False), strict=True
+        ):
+            job.encode(start, stop, local)
         job.seconds_encoding = self._lane_group.clock() - started
         return job
 
@@ -241,15 +250,15 @@ class SyncEngine:
         return time.monotonic() + self._roles.participation.timeout_s
 
     def _commit(self, job: SyncJob, deliveries: Sequence[Delivery]) -> None:
-        roles, state = self._roles, job.state
+        roles, state, fragment = self._roles, job.state, job.fragment
+        pieces = [fragment.owned_values(job.values, delivery.start, delivery.stop) for delivery in deliveries]
+        local_weights = state.staging.through(pieces, fetch=not roles.apply.local_becomes_anchor, give_back=True)
         checksum = 0
-        for delivery in deliveries:
-            merged = job.scratch[: delivery.stop - delivery.start]
-            delivery.decode(roles.codec, merged)
-            shared = roles.payload.absorb(
-                state, job.values, delivery.start, delivery.stop, merged, roles.outer_optimizer, roles.apply
-            )
-            checksum += checksum64(shared, delivery.start)
+        for delivery, local in zip(deliveries, local_weights, strict=True):
+            spans = fragment.spans(delivery.start, delivery.stop)
+            codes = Codes(delivery.bodies, delivery.weights, spans, delivery.start).to(state.device)
+            merged = Merged(codes, delivery.merge, roles.codec, self._kernels)
+            checksum += roles.payload.absorb(state, local, merged, roles.outer_optimizer, roles.apply)
         job.fragment.hand_over(job.values)
         self._island_group.check_replicas(job.fragment.shards, job.values, job.where)
         for residual in state.residuals:

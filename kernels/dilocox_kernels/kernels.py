@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -14,8 +13,7 @@ from dilocox_kernels.rules import OuterRule, Stochastic
 from dilocox_kernels.spans import Spans
 from dilocox_kernels.validate import check_codec, check_merge, check_step, check_values
 
-BackendName = Literal["auto", "reference", "cpu", "triton"]
-BACKENDS: tuple[BackendName, ...] = ("auto", "reference", "cpu", "triton")
+BACKENDS = ("auto", "reference", "cpu", "triton")
 
 
 class Kernels:
@@ -127,13 +125,13 @@ class Kernels:
 
 
 @cache
-def select(name: BackendName, device_type: str) -> Kernels:
+def select(name: str, device_type: str) -> Kernels:
     """The back end of that name for tensors on devices of a type; `auto` is triton on "cuda", cpu on "cpu".
 
     Raises BackendError when it cannot be had here: nothing falls back to a slower one.
     """
     if name == "auto":
-        known: dict[str, BackendName] = {"cuda": "triton", "cpu": "cpu"}
+        known = {"cuda": "triton", "cpu": "cpu"}
         if device_type not in known:
             raise BackendError(f"kernels=auto: nothing is known for {device_type} tensors; choose kernels=reference")
         return select(known[device_type], device_type)

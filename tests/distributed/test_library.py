@@ -35,8 +35,17 @@ def roles(codec: Any) -> Roles:
     )
 
 
-FP32 = Cast(dtype="fp32", error_feedback=False, residual_decay=1.0)
-INT4 = Block(format="int4", block_size=32, scale_dtype="fp16", error_feedback=True, residual_decay=1.0)
+FP32 = Cast(dtype="fp32", error_feedback=False, residual_decay=1.0, residual_dtype="fp32")
+INT4 = Block(
+    format="int4",
+    block_size=32,
+    scale_dtype="fp16",
+    rounding="nearest",
+    error_feedback=True,
+    residual_decay=1.0,
+    residual_dtype="fp32",
+    seed=0,
+)
 
 
 def model() -> nn.Sequential:

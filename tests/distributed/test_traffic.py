@@ -74,6 +74,7 @@ def outer_loop(config: Config, island: MegatronIsland, world: World, lane_group:
         lane_group=lane_group,
         island_group=IslandGroup(world.group, world.device),
         identity={},
+        kernels=config.kernels.value,
         publish=island.publish,
     )
 

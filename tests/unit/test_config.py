@@ -43,7 +43,7 @@ def test_an_unknown_key_is_refused_with_the_nearest_one(override: str, field: st
 @pytest.mark.parametrize(
     ("override", "field", "parts"),
     [
-        ("codec=int5", "codec", ["'int5'", "no such choice", "bf16, fp32, int4, int8"]),
+        ("codec=int5", "codec", ["'int5'", "no such choice", "bf16, bins2, e2m1, e3m0, fp32, int4, int8"]),
         ("model=gpt9", "model", ["'gpt9'", "no such choice", "tiny"]),
         ("island.tp=two", "island.tp", ["'two'", "Integer"]),
         ("evaluation.batches=1.5", "evaluation.batches", ["1.5", "Integer"]),

@@ -5,15 +5,21 @@ import torch
 from torch import Tensor
 
 from dilocox.errors import ConfigError, DriftError, NonFiniteError, SyncError
+from dilocox.outer.apply import Overwrite
+from dilocox.outer.codecs.protocol import Codes
 from dilocox.outer.exchange.all_gather import AllGather
 from dilocox.outer.exchange.reduce_scatter import ReduceScatter
 from dilocox.outer.job import Progress
-from dilocox.outer.merge.mean import WeightedMean
+from dilocox.outer.merge.mean import Mean, WeightedMean
+from dilocox.outer.merge.merged import Merged
 from dilocox.outer.optimisers.adam import Adam
+from dilocox.outer.optimisers.protocol import OuterOptimizer, Range
 from dilocox.outer.optimisers.sgd import SGD, Identity, Momentum, Nesterov
 from dilocox.outer.payload import Gradient
 from dilocox.outer.schedule import EveryH
 from dilocox_kernels.checksum import checksum64
+from dilocox_kernels.kernels import select
+from dilocox_kernels.spans import Spans
 from dilocox_kernels.wire import HEADER_BYTES
 from tests.outer_harness import FP32, INT4, INT8, NESTEROV, drift, outer_loop, roles, run_islands, start_weights, step
 
@@ -97,6 +103,16 @@ def test_one_island_takes_the_outer_step_too() -> None:
         torch.testing.assert_close(got.double(), want, rtol=1e-6, atol=1e-6)
 
 
+def advance(optimiser: OuterOptimizer, anchor: Tensor, slots: dict[str, Tensor], delta: Tensor, number: int) -> None:
+    """One outer step on a merged pseudo-gradient; local weights must become the anchor, and the checksum its own."""
+    local = torch.full_like(anchor, torch.nan)
+    codes = Codes([delta.view(torch.uint8)], [1.0], Spans.whole(delta.numel()), start=64)
+    merged = Merged(codes, Mean(), FP32, select("auto", "cpu"))
+    checksum = optimiser.advance(Range(anchor, slots, [local]), merged, Overwrite(), number)
+    assert torch.equal(local, anchor)
+    assert checksum == checksum64(anchor, 64)
+
+
 @pytest.mark.parametrize("kind", ["momentum", "nesterov", "sgd", "adam"])
 def test_outer_optimisers_equal_torchs(kind: str) -> None:
     ours, theirs = {
@@ -119,7 +135,7 @@ def test_outer_optimisers_equal_torchs(kind: str) -> None:
         delta = torch.randn(100, generator=torch.Generator().manual_seed(number))
         parameter.grad = delta.double()
         reference_optimiser.step()
-        ours.step(anchor, slots, delta.clone(), number)
+        advance(ours, anchor, slots, delta, number)
         torch.testing.assert_close(anchor.double(), parameter.detach(), rtol=1e-5, atol=1e-5)
 
 
@@ -127,7 +143,7 @@ def test_nesterov_moves_by_seven_at_a_constant_pseudo_gradient() -> None:
     anchor, slots = torch.zeros(1), {"momentum": torch.zeros(1)}
     for number in range(1, 400):
         before = anchor.clone()
-        NESTEROV.step(anchor, slots, torch.ones(1), number)
+        advance(NESTEROV, anchor, slots, torch.ones(1), number)
     assert (before - anchor).item() == pytest.approx(7.0, rel=1e-4)
 
 

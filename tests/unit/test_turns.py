@@ -65,6 +65,7 @@ def test_when_an_island_fails_the_others_stop_where_they_are_and_its_error_is_ra
             lane_group=group,
             island_group=Recording(collectives),
             identity={},
+            kernels="reference",
         )
         if island == failing:
             raise ValueError("the disk is full")

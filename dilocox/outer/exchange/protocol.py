@@ -6,7 +6,6 @@ from typing import Protocol
 
 from torch import Tensor
 
-from dilocox.outer.codecs.protocol import Codec
 from dilocox.outer.fragments import Fragment
 from dilocox.outer.merge.mean import Merge
 from dilocox.outer.transport.protocol import Transport
@@ -30,9 +29,6 @@ class Delivery:
     bodies: list[Tensor]
     weights: list[float]
     merge: Merge
-
-    def decode(self, codec: Codec, out: Tensor) -> None:
-        self.merge.combine(codec, self.bodies, self.weights, out)
 
 
 class Job(Protocol):

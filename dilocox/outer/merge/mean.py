@@ -6,34 +6,79 @@ from typing import Protocol
 from torch import Tensor
 
 from dilocox.errors import ConfigError
-from dilocox.outer.codecs.protocol import Codec
+from dilocox.outer.codecs.protocol import Codec, Codes, Destination, Norms, Origin
+from dilocox_kernels.kernels import Kernels
+from dilocox_kernels.rules import OuterRule
 from dilocox_kernels.wire import Header
 
 
 class Merge(Protocol):
-    """Combines the islands' pseudo-gradients. What it decides must follow from headers alone, so that all lanes of
-    all islands decide alike."""
+    """Combines the islands' pseudo-gradients, still in codes, for each use that there is of them.
+
+    What it decides must follow from headers alone, so that all lanes of all islands decide alike.
+    """
 
     def weights(self, headers: Sequence[Header]) -> list[float]:
         """A weight for each island, from the headers of its messages, in island order; they sum to 1."""
 
-    def combine(self, codec: Codec, bodies: Sequence[Tensor], weights: Sequence[float], out: Tensor) -> None:
-        """Write the merged fp32 pseudo-gradient into `out`; bodies come in island order, so all get the same bits.
+    def decode(self, codec: Codec, kernels: Kernels, codes: Codes, out: Tensor) -> None:
+        """Write the merged pseudo-gradient into fp32 `out` [numel]; gaps become zeros."""
 
-        `bodies` lie in host memory, `out` where the outer state lives.
-        """
+    def requantise(
+        self, codec: Codec, kernels: Kernels, codes: Codes, origin: Origin, destination: Destination
+    ) -> Norms:
+        """Encode the merged pseudo-gradient again."""
+
+    def outer_step(
+        self,
+        codec: Codec,
+        kernels: Kernels,
+        codes: Codes,
+        *,
+        anchor: Tensor,
+        momentum: Tensor | None,
+        values: Sequence[Tensor],
+        rule: OuterRule,
+        local_weight: float,
+    ) -> int:
+        """Move the anchor by the merged pseudo-gradient and write the local `values`; returns the anchor's checksum."""
 
 
 class Mean:
-    """Δ = Σ Δ_k / K, accumulated in fp32 in island order."""
+    """Δ = Σ Δ_k / K, accumulated in fp32 in island order; being linear, it is fused with whatever uses it."""
 
     def weights(self, headers: Sequence[Header]) -> list[float]:
         return [1.0 / len(headers)] * len(headers)
 
-    def combine(self, codec: Codec, bodies: Sequence[Tensor], weights: Sequence[float], out: Tensor) -> None:
-        out.zero_()
-        for body, weight in zip(bodies, weights, strict=True):
-            codec.decode_accumulate(body.to(out.device), weight, out)
+    def decode(self, codec: Codec, kernels: Kernels, codes: Codes, out: Tensor) -> None:
+        codec.decode(kernels, codes, out)
+
+    def requantise(
+        self, codec: Codec, kernels: Kernels, codes: Codes, origin: Origin, destination: Destination
+    ) -> Norms:
+        return codec.requantise(kernels, codes, origin, destination)
+
+    def outer_step(
+        self,
+        codec: Codec,
+        kernels: Kernels,
+        codes: Codes,
+        *,
+        anchor: Tensor,
+        momentum: Tensor | None,
+        values: Sequence[Tensor],
+        rule: OuterRule,
+        local_weight: float,
+    ) -> int:
+        return codec.outer_step(
+            kernels,
+            codes,
+            anchor=anchor,
+            momentum=momentum,
+            values=values,
+            rule=rule,
+            local_weight=local_weight,
+        )
 
 
 class WeightedMean(Mean):

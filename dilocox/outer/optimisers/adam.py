@@ -5,6 +5,10 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from dilocox.errors import ConfigError
+from dilocox.outer.apply import Apply
+from dilocox.outer.merge.merged import Merged
+from dilocox.outer.optimisers.protocol import Range
+from dilocox_kernels.checksum import checksum64
 
 
 class Adam:
@@ -23,7 +27,13 @@ class Adam:
         self.betas = (betas[0], betas[1])
         self.epsilon = epsilon
 
-    def step(self, anchor: Tensor, slots: dict[str, Tensor], delta: Tensor, step: int) -> None:
+    def advance(self, target: Range, merged: Merged, apply: Apply, step: int) -> int:
+        self._step(target.anchor, target.slots, merged.decode(), step)
+        for part, local in zip(merged.codes.spans.cut(target.anchor), target.values, strict=True):
+            apply.write(part, local)
+        return checksum64(target.anchor, merged.start)
+
+    def _step(self, anchor: Tensor, slots: dict[str, Tensor], delta: Tensor, step: int) -> None:
         first, second = slots["exp_avg"], slots["exp_avg_sq"]
         beta1, beta2 = self.betas
         first.mul_(beta1).add_(delta * (1 - beta1))

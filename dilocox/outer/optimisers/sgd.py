@@ -1,8 +1,10 @@
-"""Outer SGD, with heavy-ball or Nesterov momentum, and no optimiser at all."""
-
-from torch import Tensor
+"""Outer SGD, with heavy-ball or Nesterov momentum, and no optimiser at all. The steps themselves are the kernels'."""
 
 from dilocox.errors import ConfigError
+from dilocox.outer.apply import Apply
+from dilocox.outer.merge.merged import Merged
+from dilocox.outer.optimisers.protocol import Range
+from dilocox_kernels.rules import OuterRule, Rule
 
 
 class SGD:
@@ -13,39 +15,30 @@ class SGD:
     def __init__(self, lr: float) -> None:
         self.lr = _positive("lr", lr)
 
-    def step(self, anchor: Tensor, slots: dict[str, Tensor], delta: Tensor, step: int) -> None:
-        anchor.sub_(delta.mul_(self.lr))
+    def advance(self, target: Range, merged: Merged, apply: Apply, step: int) -> int:
+        rule = OuterRule(Rule.SGD, self.lr, momentum=0.0)
+        return merged.outer_step(target.anchor, None, target.values, rule, apply.local_weight)
 
 
 class Momentum:
     """b ← μ b + Δ; θ ← θ − η b."""
 
     slots: tuple[str, ...] = ("momentum",)
+    rule = Rule.MOMENTUM
 
     def __init__(self, lr: float, momentum: float) -> None:
         self.lr = _positive("lr", lr)
         self.momentum = _below_one("momentum", momentum)
 
-    def step(self, anchor: Tensor, slots: dict[str, Tensor], delta: Tensor, step: int) -> None:
-        buffer = slots["momentum"]
-        buffer.mul_(self.momentum).add_(delta)
-        anchor.sub_(delta.copy_(buffer).mul_(self.lr))
+    def advance(self, target: Range, merged: Merged, apply: Apply, step: int) -> int:
+        rule = OuterRule(self.rule, self.lr, self.momentum)
+        return merged.outer_step(target.anchor, target.slots["momentum"], target.values, rule, apply.local_weight)
 
 
-class Nesterov:
+class Nesterov(Momentum):
     """b ← μ b + Δ; θ ← θ − η (Δ + μ b), as torch's SGD(nesterov=True): DiLoCo's outer step (arXiv 2311.08105)."""
 
-    slots: tuple[str, ...] = ("momentum",)
-
-    def __init__(self, lr: float, momentum: float) -> None:
-        self.lr = _positive("lr", lr)
-        self.momentum = _below_one("momentum", momentum)
-
-    def step(self, anchor: Tensor, slots: dict[str, Tensor], delta: Tensor, step: int) -> None:
-        buffer = slots["momentum"]
-        buffer.mul_(self.momentum).add_(delta)
-        delta.add_(buffer * self.momentum)
-        anchor.sub_(delta.mul_(self.lr))
+    rule = Rule.NESTEROV
 
 
 class Identity:
@@ -53,7 +46,7 @@ class Identity:
 
     slots: tuple[str, ...] = ()
 
-    def step(self, anchor: Tensor, slots: dict[str, Tensor], delta: Tensor, step: int) -> None:
+    def advance(self, target: Range, merged: Merged, apply: Apply, step: int) -> int:
         raise ConfigError(
             "outer_optimizer",
             "none",
