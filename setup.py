@@ -24,8 +24,8 @@ FLAGS = [
 ]
 LEVELS = {
     "x86_64": {
-        "x86_64_v4": ["-march=x86-64-v4", "-mprefer-vector-width=512"],
-        "x86_64_v3": ["-march=x86-64-v3"],
+        "x86_64_v4": ["-march=x86-64-v4", "-mprefer-vector-width=512", "-mprfchw"],
+        "x86_64_v3": ["-march=x86-64-v3", "-mprfchw"],
         "x86_64": ["-march=x86-64"],
     },
     "aarch64": {"aarch64": []},

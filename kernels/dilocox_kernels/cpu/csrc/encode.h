@@ -25,30 +25,32 @@ struct LaneNorms {
   I value = {};
 };
 
-// v of the first `count` elements of a block, and their norms. Without an anchor Δ is the value, without a residual v is
-// Δ. Returns the bits of the largest |v|.
+// v of a piece of a span, in blocks of `size`, and its norms; `largest` takes the bits of each block's largest |v|.
+// Without an anchor Δ is the value, without a residual v is Δ.
 template <class Value, class Residual>
-inline uint32_t prepare_block(const float* anchor, const Value* values, const Residual* residual, float decay, int count,
-                              float* v, LaneNorms& norms) {
-  LaneNorms of_block = norms;
-  of_block.value = I{};
-  for (int i = 0; i < count; i += kStep) {
+inline void prepare_piece(const float* anchor, const Value* values, const Residual* residual, float decay, int length,
+                          int size, float* v, uint32_t* largest, LaneNorms& norms) {
+  LaneNorms lanes = norms;
+  for (int block = 0; block < length; block += size) {
+    const int stop = smaller(block + size, length);
+    I of_block = {};
+    for (int i = block; i < stop; i += kStep) {
 #pragma GCC unroll 4
-    for (int part = 0; part < kParts; ++part) {
-      const int at = i + part * kLanes, left = count - at;
-      F delta = load(values + at, left);
-      if (anchor != nullptr) delta = load(anchor + at, left) - delta;
-      const F sent = residual == nullptr ? delta : decay * load(residual + at, left) + delta;
-      store_finite(v + at, sent, left);
-      add_squares(delta, of_block.sums + 2 * part);
-      of_block.delta = larger(of_block.delta, (I)magnitude(delta));
-      of_block.value = larger(of_block.value, (I)magnitude(sent));
+      for (int part = 0; part < kParts; ++part) {
+        const int at = i + part * kLanes, left = stop - at;
+        F delta = load(values + at, left);
+        if (anchor != nullptr) delta = load(anchor + at, left) - delta;
+        const F sent = residual == nullptr ? delta : decay * load(residual + at, left) + delta;
+        store_finite(v + at, sent, left);
+        add_squares(delta, lanes.sums + 2 * part);
+        lanes.delta = larger(lanes.delta, (I)magnitude(delta));
+        of_block = larger(of_block, (I)magnitude(sent));
+      }
     }
+    lanes.value = larger(lanes.value, of_block);
+    *largest++ = uint32_t(largest_lane(of_block));
   }
-  const uint32_t largest = uint32_t(largest_lane(of_block.value));
-  of_block.value = larger(of_block.value, norms.value);
-  norms = of_block;
-  return largest;
+  norms = lanes;
 }
 
 inline TileNorms total(const LaneNorms& norms) {
@@ -59,33 +61,25 @@ inline TileNorms total(const LaneNorms& norms) {
   return {sum, uint32_t(largest_lane(norms.delta)), uint32_t(largest_lane(norms.value))};
 }
 
-// What the second pass knows of a tile's blocks; zeros for those that no span touches.
-struct Blocks {
-  uint32_t largest[kMaxBlocks] = {};  // bits of the largest |v|
-  int32_t counts[kMaxBlocks] = {};    // elements in spans
-  const void* values[kMaxBlocks] = {};
-};
-
-// First pass: v of the blocks that spans touch, and the largest |v| and the number of elements of every block.
+// First pass: v of the tile, zeros in gaps, and the bits of each block's largest |v|.
 template <class Residual>
-inline void prepare_tile(const EncodeJob& job, const Layout& layout, const Tile& tile, int size, Blocks& blocks, float* v,
-                         const Residual* residual) {
+inline void prepare_tile(const EncodeJob& job, const Layout& layout, const Tile& tile, int size,
+                         const Residual* residual, float* v, uint32_t* largest) {
   LaneNorms norms;
-  const auto prepare = [&](const Block& block, const float* anchor, const auto* values) {
-    const Residual* kept = residual == nullptr ? nullptr : residual + block.offset;
-    blocks.largest[block.index] = prepare_block(anchor, values, kept, job.decay, block.count, v + block.offset, norms);
-    blocks.counts[block.index] = block.count;
-    blocks.values[block.index] = values;
+  const float* anchor = job.anchor == nullptr ? nullptr : job.anchor + tile.start;
+  const auto prepare = [&](const Piece& piece, const auto* values) {
+    prepare_piece(anchor == nullptr ? nullptr : anchor + piece.offset, values,
+                  residual == nullptr ? nullptr : residual + piece.offset, job.decay, int(piece.length), size,
+                  v + piece.offset, largest + piece.offset / size, norms);
   };
+  memset(largest, 0, sizeof(uint32_t) * kMaxBlocks);
   if (job.bodies.count > 0) {
-    merge_tile(job.format, layout, job.bodies, tile, v);
-    for_blocks(job.spans, tile, size, [&](const Block& block) { prepare(block, nullptr, v + block.offset); });
+    merge_tile(job.format, layout, job.bodies, tile, v, [&](int, int) {});
+    for_pieces(job.spans, tile, [&](const Piece& piece) { prepare(piece, v + piece.offset); });
   } else {
-    const float* anchor = job.anchor == nullptr ? nullptr : job.anchor + tile.start;
     with_dtype(job.spans.values_dtype, [&](auto* dtype) {
-      for_blocks(job.spans, tile, size, [&](const Block& block) {
-        const auto* values = static_cast<decltype(dtype)>(job.spans.values[block.span]) + block.value;
-        prepare(block, anchor == nullptr ? nullptr : anchor + block.offset, values);
+      for_pieces(job.spans, tile, [&](const Piece& piece) {
+        prepare(piece, static_cast<decltype(dtype)>(job.spans.values[piece.span]) + piece.value);
       });
     });
   }
@@ -93,93 +87,106 @@ inline void prepare_tile(const EncodeJob& job, const Layout& layout, const Tile&
   job.tile_norms[tile.index] = total(norms);
 }
 
+// Elements of each block that lie in spans; no two spans share a block.
+inline void count_elements(const EncodeJob& job, const Tile& tile, int32_t* counts) {
+  memset(counts, 0, sizeof(int32_t) * kMaxBlocks);
+  const int64_t size = job.format.block_size;
+  for_pieces(job.spans, tile, [&](const Piece& piece) {
+    for (int64_t i = 0; i < piece.length; i += size) {
+      counts[(piece.offset + i) / size] = int32_t(smaller(size, piece.length - i));
+    }
+  });
+}
+
 // The scales that blocks want.
 template <class Code>
-inline void wanted_scales(const Format& format, const float* v, const Blocks& blocks, int count, float* wanted) {
+inline void wanted_scales(const EncodeJob& job, const Tile& tile, const float* v, const uint32_t* largest, int blocks,
+                          float* wanted) {
+  const float max_scale = job.format.max_scale;
   if constexpr (Code::kAbsmax) {
-    for (int i = 0; i < count; ++i) {
-      wanted[i] = smaller(from_bits(blocks.largest[i]) / float(Code::kTop), format.max_scale);
-    }
+    for (int i = 0; i < blocks; ++i) wanted[i] = smaller(from_bits(largest[i]) / float(Code::kTop), max_scale);
   } else {
-    int32_t sums[kMaxBlocks];
-    for (int i = 0; i < count; ++i) {
-      const float largest = from_bits(blocks.largest[i]);
-      sums[i] = largest == 0 ? 0 : sum_of_square_steps(v + i * format.block_size, format.block_size, largest);
+    const int size = job.format.block_size;
+    int32_t sums[kMaxBlocks], counts[kMaxBlocks];
+    count_elements(job, tile, counts);
+    for (int i = 0; i < blocks; ++i) {
+      sums[i] = largest[i] == 0 ? 0 : sum_of_square_steps(v + i * size, size, from_bits(largest[i]));
     }
-    for (int i = 0; i < count; ++i) {
-      const float root = __builtin_sqrtf(float(sums[i]) / float(larger(blocks.counts[i], 1)));
-      wanted[i] = smaller(root * float(0.4528 / 2047) * from_bits(blocks.largest[i]), format.max_scale);
+    for (int i = 0; i < blocks; ++i) {
+      const float root = __builtin_sqrtf(float(sums[i]) / float(larger(counts[i], 1)));
+      wanted[i] = smaller(root * float(0.4528 / 2047) * from_bits(largest[i]), max_scale);
     }
   }
 }
 
-// Random words of the elements around a block, made for some blocks at once.
-class RandomWords {
- public:
-  RandomWords(const EncodeJob& job, const Tile& tile) : job_(job), tile_(tile) {}
+constexpr int kBatch = 256;  // elements whose random words are made at once: whole blocks of any size
 
-  // Of the elements from `offset` of the tile on, a block of them; what fills up the range's last block has zeros.
-  const uint32_t* at(int offset) {
-    const int batch = offset / kBatch * kBatch;
-    if (batch != batch_) {
-      const uint64_t first = uint64_t(job_.start + tile_.start + batch) / 4;
-      for (int i = 0; i < kBatch / 4; i += kCounters) philox(job_.key, job_.round, first + i, words_ + 4 * i);
-      for (int64_t i = larger(tile_.length - batch, int64_t(0)); i < kBatch; ++i) words_[i] = 0;
-      batch_ = batch;
-    }
-    return words_ + (offset - batch);
-  }
+// Random words of elements from `offset` of a tile on; those that only fill up the range's last block get zeros.
+inline void make_random(const EncodeJob& job, const Tile& tile, int64_t offset, uint32_t* words) {
+  const uint64_t first = uint64_t(job.start + tile.start + offset) / 4;
+  for (int i = 0; i < kBatch / 4; i += kCounters) philox(job.key, job.round, first + i, words + 4 * i);
+  for (int64_t i = larger(tile.length - offset, int64_t(0)); i < kBatch; ++i) words[i] = 0;
+}
 
- private:
-  static constexpr int kBatch = 256;  // whole blocks of any size
-  const EncodeJob& job_;
-  const Tile& tile_;
-  int batch_ = -1;
-  alignas(64) uint32_t words_[kBatch];
-};
+// Has the next tile's inputs brought near that lie where a block lies in this one, and the place of its residual.
+template <class Residual>
+inline void fetch_ahead(const EncodeJob& job, const char* values, int value_bytes, int64_t place, int size) {
+  const int64_t ahead = place + kTileElements;
+  if (values != nullptr) fetch<false>(values + kTileElements * value_bytes, value_bytes * size);
+  if (job.anchor != nullptr) fetch<false>(job.anchor + ahead, int(sizeof(float)) * size);
+  const int residual_bytes = int(sizeof(Residual)) * size;
+  if (job.residual != nullptr) fetch<false>(static_cast<const Residual*>(job.residual) + ahead, residual_bytes);
+  if (job.residual_out != nullptr) fetch<true>(static_cast<const Residual*>(job.residual_out) + ahead, residual_bytes);
+}
 
-// Has the inputs of the next tile's block brought near, and where its residual goes.
-inline void fetch_ahead(const EncodeJob& job, const Tile& tile, const void* values, int offset, int size) {
-  const int64_t ahead = tile.start + kTileElements + offset;
-  const int residual_bytes = job.residual_dtype == kFp32 ? 4 : 2, value_bytes = job.spans.values_dtype == kFp32 ? 4 : 2;
-  if (job.anchor != nullptr) fetch<false>(job.anchor + ahead, 4 * size);
-  if (job.bodies.count == 0) fetch<false>(static_cast<const char*>(values) + kTileElements * value_bytes, value_bytes * size);
-  if (job.residual != nullptr) {
-    fetch<false>(static_cast<const char*>(job.residual) + residual_bytes * ahead, residual_bytes * size);
-  }
-  if (job.residual_out != nullptr) {
-    fetch<true>(static_cast<const char*>(job.residual_out) + residual_bytes * ahead, residual_bytes * size);
+// Codes of a piece's blocks, and what was not sent.
+template <class Code, bool kStochastic, class Residual>
+inline void write_piece(const EncodeJob& job, const Tile& tile, const Piece& piece, const float* v, const float* scales) {
+  const int size = job.format.block_size, block_bytes = size * Code::kBits / 8;
+  const int value_bytes = job.spans.values_dtype == kFp32 ? 4 : 2;
+  const int64_t place = tile.start + piece.offset;
+  const char* values = nullptr;
+  if (job.bodies.count == 0) values = static_cast<const char*>(job.spans.values[piece.span]) + value_bytes * piece.value;
+  auto* residual = static_cast<Residual*>(job.residual_out);
+  if (residual != nullptr) residual += place;
+  uint8_t* codes = job.out + place * Code::kBits / 8;
+  const float* scale = scales + piece.offset / size;
+  alignas(64) uint32_t random[kBatch];
+  for (int i = 0; i < piece.length; i += size) {
+    const int offset = int(piece.offset) + i, in_batch = offset % kBatch;
+    if (kStochastic && (i == 0 || in_batch == 0)) make_random(job, tile, offset - in_batch, random);
+    fetch_ahead<Residual>(job, values == nullptr ? nullptr : values + value_bytes * i, value_bytes, place + i, size);
+    quantise_block<Code, kStochastic>(v + offset, *scale++, random + in_batch, size, int(piece.length) - i, codes,
+                                      residual == nullptr ? nullptr : residual + i);
+    codes += block_bytes;
   }
 }
 
 // Second pass: scales, codes and what was not sent.
 template <class Code, bool kStochastic, class Residual>
-inline void write_blocks(const EncodeJob& job, const Layout& layout, const Tile& tile, const Blocks& blocks,
-                         const float* v, Residual* residual) {
-  const int size = job.format.block_size;
-  const int count = int((tile.length + size - 1) / size);
+inline void write_blocks(const EncodeJob& job, const Layout& layout, const Tile& tile, const float* v,
+                         const uint32_t* largest) {
+  const int size = job.format.block_size, block_bytes = size * Code::kBits / 8;
+  const int blocks = int((tile.length + size - 1) / size);
   alignas(64) float scales[kMaxBlocks];
-  wanted_scales<Code>(job.format, v, blocks, count, scales);
-  write_scales<Code::kAbsmax>(job.format, layout, job.out, tile, count, scales);
-  read_scales(job.format, layout, job.out, tile, count, scales);
+  wanted_scales<Code>(job, tile, v, largest, blocks, scales);
+  write_scales<Code::kAbsmax>(job.format, layout, job.out, tile, blocks, scales);
+  read_scales(job.format, layout, job.out, tile, blocks, scales);
   uint8_t* codes = job.out + tile.start * Code::kBits / 8;
-  const int code_bytes = size * Code::kBits / 8;
-  RandomWords random(job, tile);
-  for (int i = 0; i < count; ++i) {
-    const int offset = i * size;
-    Residual* kept = residual == nullptr ? nullptr : residual + offset;
-    const uint32_t* words = nullptr;
-    if constexpr (kStochastic) words = random.at(offset);
-    fetch_ahead(job, tile, blocks.values[i], offset, size);
-    quantise_block<Code, kStochastic>(v + offset, scales[i], words, size, blocks.counts[i], codes + i * code_bytes, kept);
-  }
+  for_gaps(job.spans, tile, blocks * size, [&](int64_t start, int64_t stop) {
+    const int64_t first = (start + size - 1) / size;
+    memset(codes + first * block_bytes, 0, (stop / size - first) * block_bytes);
+  });
+  for_pieces(job.spans, tile,
+             [&](const Piece& piece) { write_piece<Code, kStochastic, Residual>(job, tile, piece, v, scales); });
 }
 
 template <class Element, class Residual>
-inline void write_cast(const EncodeJob& job, const Tile& tile, const float* v, Residual* residual) {
+inline void write_cast(const EncodeJob& job, const Tile& tile, const float* v) {
   Element* out = reinterpret_cast<Element*>(job.out) + tile.start;
   for (int64_t i = 0; i < tile.length; ++i) out[i] = cast_finite<Element>(v[i]);
-  if (residual == nullptr) return;
+  if (job.residual_out == nullptr) return;
+  Residual* residual = static_cast<Residual*>(job.residual_out) + tile.start;
   for_pieces(job.spans, tile, [&](const Piece& piece) {
     for (int64_t i = piece.offset; i < piece.offset + piece.length; ++i) {
       residual[i] = cast_finite<Residual>(v[i] - to_fp32(out[i]));
@@ -188,12 +195,12 @@ inline void write_cast(const EncodeJob& job, const Tile& tile, const float* v, R
 }
 
 template <class Residual>
-inline void write_tile(const EncodeJob& job, const Layout& layout, const Tile& tile, const Blocks& blocks, float* v,
-                       Residual* residual) {
+inline void write_tile(const EncodeJob& job, const Layout& layout, const Tile& tile, const float* v,
+                       const uint32_t* largest) {
   const auto write = [&](auto* code) {
     using Code = std::remove_pointer_t<decltype(code)>;
-    if (job.stochastic) return write_blocks<Code, true>(job, layout, tile, blocks, v, residual);
-    return write_blocks<Code, false>(job, layout, tile, blocks, v, residual);
+    if (job.stochastic) return write_blocks<Code, true, Residual>(job, layout, tile, v, largest);
+    return write_blocks<Code, false, Residual>(job, layout, tile, v, largest);
   };
   switch (job.format.code) {
     case kInt8: return write(static_cast<Int8*>(nullptr));
@@ -201,22 +208,20 @@ inline void write_tile(const EncodeJob& job, const Layout& layout, const Tile& t
     case kE2M1: return write(static_cast<E2M1*>(nullptr));
     case kE3M0: return write(static_cast<E3M0*>(nullptr));
     case kBins2: return write(static_cast<Bins2*>(nullptr));
-    case kCastFp32: return write_cast<float>(job, tile, v, residual);
-    case kCastBf16: return write_cast<Bf16>(job, tile, v, residual);
+    case kCastFp32: return write_cast<float, Residual>(job, tile, v);
+    case kCastBf16: return write_cast<Bf16, Residual>(job, tile, v);
   }
 }
 
 inline void encode_tile(const EncodeJob& job, const Layout& layout, const Tile& tile) {
   with_residual_dtype(job.residual_dtype, [&](auto* dtype) {
     using Residual = std::remove_pointer_t<decltype(dtype)>;
-    const auto here = [&](const void* flat) -> const Residual* {
-      return flat == nullptr ? nullptr : static_cast<const Residual*>(flat) + tile.start;
-    };
     alignas(64) float v[kTileElements];
-    Blocks blocks;
-    const bool is_cast = job.format.block_size == 0;
-    prepare_tile(job, layout, tile, is_cast ? kCastBlock : job.format.block_size, blocks, v, here(job.residual));
-    write_tile(job, layout, tile, blocks, v, const_cast<Residual*>(here(job.residual_out)));
+    uint32_t largest[kMaxBlocks];
+    const int size = job.format.block_size == 0 ? kCastBlock : job.format.block_size;
+    const Residual* residual = static_cast<const Residual*>(job.residual);
+    prepare_tile(job, layout, tile, size, residual == nullptr ? nullptr : residual + tile.start, v, largest);
+    write_tile<Residual>(job, layout, tile, v, largest);
   });
 }
 

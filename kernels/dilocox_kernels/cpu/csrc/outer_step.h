@@ -11,10 +11,13 @@ namespace {
 void decode_accumulate(const DecodeJob& job, int threads) {
   const Layout layout(job.format, job.spans.numel);
   for_tiles(job.spans.numel, threads, [&](const Tile& tile) {
-    alignas(64) float sums[kTileElements];
-    merge_tile(job.format, layout, job.bodies, tile, sums);
+    alignas(64) float last[kTileElements];  // whole blocks are written: those of the last tile may not fit
+    float* out = job.out + tile.start;
+    float* sums = tile.length == kTileElements ? out : last;
+    merge_tile(job.format, layout, job.bodies, tile, sums,
+               [&](int offset, int length) { fetch<true>(sums + kTileElements + offset, int(sizeof(float)) * length); });
     clear_gaps(job.spans, tile, sums, tile.length);
-    memcpy(job.out + tile.start, sums, sizeof(float) * tile.length);
+    if (sums == last) memcpy(out, last, sizeof(float) * tile.length);
   });
 }
 
@@ -67,7 +70,10 @@ inline void step_piece(const OuterStepJob& job, const float* delta, int64_t leng
 
 inline uint64_t step_tile(const OuterStepJob& job, const Layout& layout, const Tile& tile) {
   alignas(64) float delta[kTileElements];
-  merge_tile(job.format, layout, job.bodies, tile, delta);
+  merge_tile(job.format, layout, job.bodies, tile, delta, [&](int offset, int length) {
+    fetch<true>(job.anchor + tile.start + offset, int(sizeof(float)) * length);
+    if (job.momentum != nullptr) fetch<true>(job.momentum + tile.start + offset, int(sizeof(float)) * length);
+  });
   uint64_t checksum = 0;
   with_dtype(job.spans.values_dtype, [&](auto* dtype) {
     for_pieces(job.spans, tile, [&](const Piece& piece) {

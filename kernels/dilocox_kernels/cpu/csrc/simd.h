@@ -84,7 +84,15 @@ inline I larger(I a, I b) {
 }
 
 inline F load(const float* from) { return load_as<F>(from); }
-inline F load(const Bf16* from) { return (F)(__builtin_convertvector(load_as<H>(from), U) << 16); }
+inline F load(const Bf16* from) {
+#if defined(__AVX512F__)
+  return (F)((U)_mm512_cvtepu16_epi32(load_as<__m256i>(from)) << 16);
+#elif defined(__AVX2__)
+  return (F)((U)_mm256_cvtepu16_epi32(load_as<__m128i>(from)) << 16);
+#else
+  return (F)(__builtin_convertvector(load_as<H>(from), U) << 16);
+#endif
+}
 
 inline F load(const Fp16* from) {
 #if defined(__AVX512F__)

@@ -69,41 +69,29 @@ inline void for_pieces(const Spans& spans, const Tile& tile, const Work& work) {
   }
 }
 
-// A block of elements that are encoded together, or what a span has of it.
-struct Block {
-  int index;   // in the tile
-  int offset;  // in the tile, elements
-  int count;   // elements, from the first on
-  int64_t span;
-  int64_t value;  // first element, in the span
-};
-
-// Calls work(block) for every block of `size` elements that a span touches, in order; no two spans share one.
+// Calls work(start, stop) for every part of a tile, up to `length` elements, in which no span lies.
 template <class Work>
-inline void for_blocks(const Spans& spans, const Tile& tile, int size, const Work& work) {
+inline void for_gaps(const Spans& spans, const Tile& tile, int64_t length, const Work& work) {
+  int64_t done = 0;
   for_pieces(spans, tile, [&](const Piece& piece) {
-    int index = int(piece.offset) / size;
-    for (int64_t i = 0; i < piece.length; i += size) {
-      const int count = int(smaller(int64_t(size), piece.length - i));
-      work(Block{index++, int(piece.offset + i), count, piece.span, piece.value + i});
-    }
+    if (done < piece.offset) work(done, piece.offset);
+    done = piece.offset + piece.length;
+  });
+  if (done < length) work(done, length);
+}
+
+// Zeros wherever no span lies, up to `length` elements: a tile's last block may reach beyond the range.
+inline void clear_gaps(const Spans& spans, const Tile& tile, float* tile_values, int64_t length) {
+  for_gaps(spans, tile, length, [&](int64_t start, int64_t stop) {
+    memset(tile_values + start, 0, sizeof(float) * (stop - start));
   });
 }
 
 // Has the lines of `bytes` bytes brought near; it does no harm where there is no memory.
 template <bool kToWrite>
-inline void fetch(const void* from, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(from) + i, kToWrite, 2);
-}
-
-// Zeros wherever no span lies in `tile_values`, up to `length` elements (a tile's last block may reach beyond it).
-inline void clear_gaps(const Spans& spans, const Tile& tile, float* tile_values, int64_t length) {
-  int64_t done = 0;
-  for_pieces(spans, tile, [&](const Piece& piece) {
-    memset(tile_values + done, 0, sizeof(float) * (piece.offset - done));
-    done = piece.offset + piece.length;
-  });
-  memset(tile_values + done, 0, sizeof(float) * (length - done));
+inline void fetch(const void* from, int bytes) {
+  for (int i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(from) + i, kToWrite, 2);
+  asm volatile("");  // or g++ takes this for a function without effect, and leaves calls out
 }
 
 // Calls work(pointer to the dtype's C++ type), so that one loop serves all dtypes.
