@@ -69,7 +69,7 @@ FIND_PYTHON = for python in $(PYTHON) python3.11 python3.12 python3.13 python3; 
 .venv/installed: requirements.lock pyproject.toml setup.py $(wildcard kernels/dilocox_kernels/cpu/csrc/*) | .venv/bin/python
 	@command -v $${CXX:-g++} >/dev/null || { \
 		root=$$([[ $$(id -u) == 0 ]] || echo sudo); \
-		$$root apt-get update -qq && $$root apt-get install -qq --yes g++; \
+		$$root apt-get update -qq && $$root apt-get install -qq --yes g++ || true; \
 	}
 	.venv/bin/python -m pip install -qq --no-compile -r requirements.lock # most modules are never imported
 	.venv/bin/python -m pip install -qq --no-deps --no-build-isolation --editable .

@@ -3,10 +3,11 @@
 import torch
 from torch import Tensor
 
+from dilocox_kernels.cpu import library
+
 MODULUS = 1 << 64
 _POSITIONS = 1 << 31  # after so many words the weights 2i+1 mod 2^32 start over
-_CHUNK_WORDS = {"cpu": 1 << 16}  # fits a core's cache
-_CHUNK_WORDS_DEVICE = 1 << 22  # few launches, 32 MiB of scratch
+_CHUNK_WORDS = 1 << 22  # few launches, 32 MiB of scratch
 
 
 def checksum64(tensor: Tensor, start: int = 0) -> int:
@@ -15,13 +16,22 @@ def checksum64(tensor: Tensor, start: int = 0) -> int:
     `tensor` is 1-D and contiguous: float32 (a word an element) or uint8 (little-endian words, the last filled up with
     zeros). `start` is the position of its first word. Additive: the checksums of ranges that follow each other add up
     (mod 2⁶⁴) to that of the whole. Any one changed bit and any two swapped words change it. Integer arithmetic: the
-    same on every device and at any number of threads. Raises ValueError for other tensors.
+    same on every device and at any number of threads. Raises ValueError for other tensors, and BackendError for one in
+    host memory if the library of the CPU back end is not built.
     """
     if tensor.dim() != 1 or not tensor.is_contiguous() or tensor.dtype not in (torch.float32, torch.uint8):
         raise ValueError(
             f"checksum64 takes 1-D contiguous float32 or uint8, got {list(tensor.shape)} {tensor.dtype} "
             f"with strides {tensor.stride()}; pass tensor.reshape(-1) of a supported dtype"
         )
+    if tensor.device.type != "cpu":
+        return _by_torch(tensor, start)
+    size = tensor.numel() * tensor.element_size()
+    return library.load().checksum(tensor.data_ptr(), size, start % _POSITIONS, torch.get_num_threads())
+
+
+def _by_torch(tensor: Tensor, start: int) -> int:
+    """`checksum64` on any device."""
     if tensor.dtype == torch.float32:
         return _weighted_sum(tensor.view(torch.uint32), start) % MODULUS
     if tensor.storage_offset() % 4:
@@ -35,12 +45,11 @@ def checksum64(tensor: Tensor, start: int = 0) -> int:
 
 def _weighted_sum(words: Tensor, start: int) -> int:
     """Chunk by chunk, each without a jump of the weights: Σ w·(first + 2i) = first · Σ w + 2 · Σ i·w."""
-    chunk = _CHUNK_WORDS.get(words.device.type, _CHUNK_WORDS_DEVICE)
-    index = torch.arange(min(chunk, words.numel()), device=words.device)
+    index = torch.arange(min(_CHUNK_WORDS, words.numel()), device=words.device)
     total = done = 0
     while done < words.numel():
         position = (start + done) % _POSITIONS
-        length = min(chunk, words.numel() - done, _POSITIONS - position)
+        length = min(_CHUNK_WORDS, words.numel() - done, _POSITIONS - position)
         part = words[done : done + length].to(torch.int64)
         plain = int(part.sum())
         by_index = int(part.mul_(index[:length]).sum())  # wraps mod 2^64, as it should

@@ -14,6 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGED = {"dilocox": "dilocox", "kernels/dilocox_kernels": "dilocox_kernels", "conf": "dilocox/conf"}
 """Folders of the checkout and where the wheel has them."""
+LIBRARY = "dilocox_kernels/cpu/libdilocox_kernels.so"
 
 
 def run(*command: str | Path, cwd: Path) -> str:
@@ -25,15 +26,20 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy, so that no earlier build of the checkout leaks into it."""
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the sources, so that no earlier build of the checkout leaks into a wheel."""
     source = tmp_path_factory.mktemp("source")
-    built = tmp_path_factory.mktemp("wheel")
     ignore = shutil.ignore_patterns("__pycache__", "*.so")
     for folder in ("dilocox", "kernels", "conf"):
         shutil.copytree(ROOT / folder, source / folder, ignore=ignore)
     for file in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / file, source)
+    return source
+
+
+@pytest.fixture(scope="module")
+def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    built = tmp_path_factory.mktemp("wheel")
     run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", built, source, cwd=source)
     (found,) = built.glob("*.whl")
     return found
@@ -62,6 +68,40 @@ def test_the_wheel_holds_every_file_of_the_packages(wheel: Path) -> None:
         assert expected <= inside, f"missing from the wheel: {sorted(expected - inside)}"
     assert any(name.endswith("licenses/LICENSE") for name in inside)
     assert {name.split("/")[0] for name in inside if "dist-info" not in name} == {"dilocox", "dilocox_kernels"}
+
+
+def test_the_wheel_holds_the_compiled_kernels_for_any_python(wheel: Path) -> None:
+    assert wheel.name.split("-")[2:4] == ["py3", "none"]
+    assert wheel.name.split("-")[4].startswith("linux_")
+    assert LIBRARY in zipfile.ZipFile(wheel).namelist()
+
+
+def test_the_installed_wheel_encodes_with_the_compiled_kernels(installed: Path, tmp_path: Path) -> None:
+    code = """
+import torch
+from dilocox_kernels.formats import BlockFormat
+from dilocox_kernels.kernels import select
+from dilocox_kernels.spans import Spans
+fmt, values, spans = BlockFormat("int4", 64, "fp16"), torch.linspace(-1, 1, 1000), Spans.whole(1000)
+bodies = []
+for name in ("cpu", "reference"):
+    body = torch.empty(fmt.encoded_bytes(1000), dtype=torch.uint8)
+    select(name, "cpu").encode(fmt, [values], spans, anchor=None, residual=None, decay=1.0, rounding=None, start=0,
+                               out=body, residual_out=None)
+    bodies.append(body)
+print(torch.equal(*bodies), bool(bodies[0].any()))
+"""
+    assert run(installed / "python", "-c", code, cwd=tmp_path).split() == ["True", "True"]
+
+
+def test_without_a_compiler_the_build_ends_with_one_sentence(source: Path, tmp_path: Path) -> None:
+    command = (sys.executable, "setup.py", "--quiet", "build_ext", "--build-lib", tmp_path, "--build-temp", tmp_path)
+    environment = os.environ | {"CXX": "no-such-compiler"}
+    done = subprocess.run(command, cwd=source, env=environment, capture_output=True, text=True)
+    assert done.returncode != 0
+    (sentence,) = done.stderr.splitlines()
+    assert "C++ compiler 'no-such-compiler'" in sentence
+    assert "apt-get install g++" in sentence
 
 
 def test_the_lock_pins_what_the_package_asks_for() -> None:

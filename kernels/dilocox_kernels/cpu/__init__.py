@@ -4,10 +4,10 @@
 or aarch64); the best one that the processor has is chosen when the back end is made.
 """
 
+import struct
 from collections.abc import Sequence
 from ctypes import byref, c_float, c_int64, c_uint64, c_void_p
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -112,7 +112,7 @@ class CpuBackend:
     def _encode(self, job: library.EncodeJob) -> Norms:
         job.tile_norms = (library.TileNorms * _tiles(job.spans.numel))()
         self._library.encode(self._level, byref(job), torch.get_num_threads())
-        max_abs = np.uint32(job.norms.delta_bits).view(np.float32).item()
+        (max_abs,) = struct.unpack("=f", struct.pack("=I", job.norms.delta_bits))
         return Norms(job.norms.sum_of_squares, max_abs, job.norms.value_bits < _INFINITY_BITS)
 
 

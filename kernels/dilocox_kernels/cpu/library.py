@@ -1,5 +1,6 @@
 """The compiled library: finding and loading it, and its C structures, as in csrc/library.h."""
 
+from collections.abc import Callable
 from ctypes import (
     CDLL,
     POINTER,
@@ -122,7 +123,7 @@ class Library:
         self.encode = functions["encode"]
         self.decode_accumulate = functions["decode_accumulate"]
         self.outer_step = functions["outer_step"]
-        self.checksum = functions["checksum"]
+        self._checksum = functions["checksum"]
         self.levels = _levels(functions["level_name"], functions["level_runs_here"])
 
     @property
@@ -130,11 +131,13 @@ class Library:
         """Number of the widest level of instructions that this processor has."""
         return next(iter(self.levels.values()))
 
+    def checksum(self, address: int, size: int, start: int, threads: int) -> int:
+        """`checksum64` of `size` bytes in host memory."""
+        return int(self._checksum(self.best_level, address, size, start, threads))
 
-def _levels(name_of: object, runs_here: object) -> dict[str, int]:
+
+def _levels(name_of: Callable[[int], bytes | None], runs_here: Callable[[int], int]) -> dict[str, int]:
     """Levels of instructions that this processor has, and their numbers, the best first."""
-    assert callable(name_of)
-    assert callable(runs_here)
     levels: dict[str, int] = {}
     number = 0
     while (name := name_of(number)) is not None:

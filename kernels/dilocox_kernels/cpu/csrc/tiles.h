@@ -24,7 +24,7 @@ inline Tile tile_at(int64_t index, int64_t numel) {
 }
 
 // Calls work(tile) for every tile. Tiles share nothing, so who works on which does not matter; threads take runs of
-// tiles, which keeps pages and prefetching in order and evens out a thread that the machine has held up.
+// tiles, which keeps fetching ahead in order, and enough of them to even out a thread that the machine has held up.
 template <class Work>
 inline void for_tiles(int64_t numel, int threads, const Work& work) {
   const int64_t tiles = tiles_of(numel);
@@ -33,10 +33,11 @@ inline void for_tiles(int64_t numel, int threads, const Work& work) {
     for (int64_t i = 0; i < tiles; ++i) work(tile_at(i, numel));
     return;
   }
-#pragma omp parallel num_threads(threads)
+  const int64_t run = larger(int64_t(1), smaller(int64_t(32), tiles / (8 * threads)));
+#pragma omp parallel num_threads(int(smaller(int64_t(threads), tiles)))
   {
     const FloatMode mode;
-#pragma omp for schedule(dynamic, 32)
+#pragma omp for schedule(dynamic, run)
     for (int64_t i = 0; i < tiles; ++i) work(tile_at(i, numel));
   }
 }
