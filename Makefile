@@ -13,7 +13,8 @@ SHELL := bash
 ARGS ?=
 WORKERS ?= 2
 PYTHON ?=
-PYTEST = OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n $(WORKERS)
+# Passive: threads of two tests that spin for work on two cores keep each other from it.
+PYTEST = OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive .venv/bin/python -m pytest -n $(WORKERS)
 
 help:
 	@sed -n 's/^#   //p' Makefile
