@@ -68,10 +68,15 @@ FIND_PYTHON = for python in $(PYTHON) python3.11 python3.12 python3.13 python3; 
 
 # The C++ under kernels/ is compiled by the installation.
 .venv/installed: requirements.lock pyproject.toml setup.py $(wildcard kernels/dilocox_kernels/cpu/csrc/*) | .venv/bin/python
-	@command -v $${CXX:-g++} >/dev/null || { \
+	@compiler=$${CXX:-g++}; \
+	if ! command -v "$$compiler" >/dev/null; then \
 		root=$$([[ $$(id -u) == 0 ]] || echo sudo); \
 		$$root apt-get update -qq && $$root apt-get install -qq --yes g++ || true; \
-	}
+	fi; \
+	if ! command -v "$$compiler" >/dev/null; then \
+		echo "dilocox needs a C++ compiler, g++ 11 or newer; install it, or name it: CXX=PATH make" >&2; \
+		exit 1; \
+	fi
 	.venv/bin/python -m pip install -qq --no-compile -r requirements.lock # most modules are never imported
 	.venv/bin/python -m pip install -qq --no-deps --no-build-isolation --editable .
 	@touch $@

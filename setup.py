@@ -19,7 +19,7 @@ from setuptools.command.build_ext import build_ext
 DATA = {"dilocox.conf": ["**/*.yaml"], "dilocox_kernels.cpu.csrc": ["*"]}
 SOURCES = Path("kernels/dilocox_kernels/cpu/csrc")
 FLAGS = [
-    *("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fvisibility=hidden"),
+    *("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-fno-exceptions"),
     *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),  # IEEE arithmetic, one rounding an operation
 ]
 LEVELS = {
@@ -52,7 +52,7 @@ class CompileLibrary(build_ext):
         target = Path(self.get_ext_fullpath(ext.name))
         target.parent.mkdir(parents=True, exist_ok=True)
         beside = target.with_name(f"{target.name}.{os.getpid()}")  # a process that has the old library open keeps it
-        run(*compiler, "-shared", "-fopenmp", "-s", *(job[-1] for job in jobs), "-o", beside)
+        run(*compiler, "-shared", "-fopenmp", "-s", "-Wl,--as-needed", *(job[-1] for job in jobs), "-o", beside)
         beside.replace(target)
 
 

@@ -86,6 +86,7 @@ class Reporter:
                 bytes_inside=self._new_bytes_inside(),
                 parameters=sync.elements,
                 pseudo_gradient_norm=sync.pseudo_gradient_norm,
+                pseudo_gradient_max=sync.pseudo_gradient_max,
                 checksum=sync.checksum,
             )
 

@@ -62,6 +62,7 @@ def sync(recorder: Recorder, *, step: int, round: int) -> None:
         bytes_inside=10_000,
         parameters=800,
         pseudo_gradient_norm=0.75,
+        pseudo_gradient_max=0.01,
         checksum=step,
     )
 

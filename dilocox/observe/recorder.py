@@ -139,6 +139,7 @@ class Recorder:
         bytes_inside: int,
         parameters: int,
         pseudo_gradient_norm: float,
+        pseudo_gradient_max: float,
         checksum: int,
     ) -> None:
         """A sync was committed; `bytes_inside` counts from the sync before it (or the start of this launch)."""
@@ -159,6 +160,7 @@ class Recorder:
                 parameters=parameters,
                 bits_per_parameter=8 * bytes_sent / parameters,
                 pseudo_gradient_norm=pseudo_gradient_norm,
+                pseudo_gradient_max=pseudo_gradient_max,
                 checksum=f"{checksum:016x}",
             )
         )

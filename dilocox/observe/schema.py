@@ -96,6 +96,7 @@ class Sync(Record):
     parameters: Annotated[int, "parameters", "Parameters synced."]
     bits_per_parameter: Annotated[float, "bit", "8 × bytes_sent / parameters."]
     pseudo_gradient_norm: Annotated[float, "", "L2 norm of this island's payload, over all lanes."]
+    pseudo_gradient_max: Annotated[float, "", "Largest magnitude in this island's payload, over all lanes."]
     checksum: Annotated[str, "", "16 hex digits: of the first lane's part of what the islands now share."]
 
 

@@ -28,6 +28,14 @@ class IslandGroup:
         dist.all_reduce(total, group=self._group)
         return total.tolist()
 
+    def largest(self, value: float) -> float:
+        """The largest over the island, equal on all its ranks."""
+        if self._group is None:
+            return value
+        found = torch.tensor(value, dtype=torch.float64, device=self._device)
+        dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self._group)
+        return found.item()
+
     def worst(self, severities: Sequence[int]) -> list[int]:
         """Elementwise maxima over the island, equal on all its ranks."""
         if self._group is None:

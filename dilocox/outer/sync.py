@@ -59,6 +59,8 @@ class SyncReport:
     elements: int
     pseudo_gradient_norm: float
     """L2 norm of this island's payload itself, without what earlier syncs failed to send."""
+    pseudo_gradient_max: float
+    """Largest magnitude in the same."""
     checksum: int
     """Of this lane's part of what the islands now share."""
     attempts: int
@@ -135,6 +137,7 @@ class SyncEngine:
             bytes_received=int(received),
             elements=int(elements),
             pseudo_gradient_norm=squares**0.5,
+            pseudo_gradient_max=self._island_group.largest(job.max_abs),
             checksum=job.state.checksum,
             attempts=attempts,
         )

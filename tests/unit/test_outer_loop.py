@@ -224,6 +224,7 @@ def test_the_norm_reported_is_that_of_the_pseudo_gradient_alone(exchange: object
             delta = torch.cat([before - now for before, now in zip(anchor, weights, strict=True)])
             (report,) = loop.after_update(Progress())
             assert report.pseudo_gradient_norm == pytest.approx(delta.double().norm().item(), rel=1e-6)
+            assert report.pseudo_gradient_max == pytest.approx(delta.abs().max().item(), rel=1e-6)
         assert any(bool(shard.values.any()) for shard in loop.tensors()["residual_0"])
 
     run_islands(2, body)

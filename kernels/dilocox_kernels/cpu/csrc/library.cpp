@@ -12,11 +12,7 @@ extern const Kernels kernels_aarch64;
 
 namespace {
 
-struct Level {
-  const char* name;
-  bool runs_here;
-  const Kernels* kernels;
-};
+bool always() { return true; }
 
 #if defined(__x86_64__)
 #define HAS(feature) (__builtin_cpu_supports(feature) != 0)
@@ -31,42 +27,45 @@ bool has_v4() {
 }
 #endif
 
+struct Level {
+  const char* name;
+  bool (*runs_here)();
+  const Kernels* kernels;
+};
+
 // Best first.
-const Level* levels() {
+const Level kLevels[] = {
 #if defined(__x86_64__)
-  static const Level all[] = {
-      {"x86-64-v4", has_v4(), &kernels_x86_64_v4},
-      {"x86-64-v3", has_v3(), &kernels_x86_64_v3},
-      {"x86-64", true, &kernels_x86_64},
-      {nullptr, false, nullptr},
-  };
+    {"x86-64-v4", has_v4, &kernels_x86_64_v4},
+    {"x86-64-v3", has_v3, &kernels_x86_64_v3},
+    {"x86-64", always, &kernels_x86_64},
 #else
-  static const Level all[] = {{"aarch64", true, &kernels_aarch64}, {nullptr, false, nullptr}};
+    {"aarch64", always, &kernels_aarch64},
 #endif
-  return all;
-}
+    {nullptr, nullptr, nullptr},
+};
 
 }  // namespace
 
 EXPORT int32_t dilocox_abi_version() { return kAbiVersion; }
 
 // The name of a level, or null after the last.
-EXPORT const char* dilocox_level_name(int32_t level) { return levels()[level].name; }
+EXPORT const char* dilocox_level_name(int32_t level) { return kLevels[level].name; }
 
-EXPORT int32_t dilocox_level_runs_here(int32_t level) { return levels()[level].runs_here; }
+EXPORT int32_t dilocox_level_runs_here(int32_t level) { return kLevels[level].runs_here(); }
 
 EXPORT void dilocox_encode(int32_t level, EncodeJob* job, int32_t threads) {
-  levels()[level].kernels->encode(*job, threads);
+  kLevels[level].kernels->encode(*job, threads);
 }
 
 EXPORT void dilocox_decode_accumulate(int32_t level, const DecodeJob* job, int32_t threads) {
-  levels()[level].kernels->decode_accumulate(*job, threads);
+  kLevels[level].kernels->decode_accumulate(*job, threads);
 }
 
 EXPORT void dilocox_outer_step(int32_t level, OuterStepJob* job, int32_t threads) {
-  levels()[level].kernels->outer_step(*job, threads);
+  kLevels[level].kernels->outer_step(*job, threads);
 }
 
 EXPORT uint64_t dilocox_checksum(int32_t level, const uint8_t* bytes, int64_t length, int64_t start, int32_t threads) {
-  return levels()[level].kernels->checksum(bytes, length, start, threads);
+  return kLevels[level].kernels->checksum(bytes, length, start, threads);
 }
