@@ -1,7 +1,8 @@
-// v = Δ + decay · residual, tile by tile: encoded, and what was not sent kept.
+// v = Δ + decay · residual, encoded, and what was not sent kept: stretch by stretch.
 //
-// A tile is passed over twice. The first time everything is read, v is put where it stays in the cache, and each block's
-// largest |v| is found; the second time codes and residuals are written, while the next tile's inputs are fetched.
+// A stretch is passed over twice. The first time everything is read, v is put where it stays in the cache, and each
+// block's largest |v| is found; the second time codes and residuals are written. Stretches are short, so that memory is
+// read while the one before is still computed with; blocks that share the base of their scales wait for a whole tile.
 #pragma once
 
 #include <type_traits>
@@ -16,7 +17,16 @@
 
 namespace {
 
-constexpr int kCastBlock = 256;  // elements of what a cast takes at once; divides a tile
+constexpr int kStretch = 256;  // elements: whole blocks of any size, and a batch of random words
+constexpr int kAhead = 4 * kStretch;  // how far ahead memory is fetched
+constexpr int64_t kStreamedElements = 1 << 20;  // ranges of so many elements would not stay in the caches
+
+// What is encoded in one go: a part of a piece, from a block's start on.
+struct Part {
+  int64_t place;  // in the range
+  int length;
+  const void* values;  // its first
+};
 
 // Sums and largest magnitudes of a tile, lane by lane.
 struct LaneNorms {
@@ -25,7 +35,7 @@ struct LaneNorms {
   I value = {};
 };
 
-// v of a piece of a span, in blocks of `size`, and its norms; `largest` takes the bits of each block's largest |v|.
+// v of a part, in blocks of `size`, and its norms; `largest` takes the bits of each block's largest |v|.
 // Without an anchor Δ is the value, without a residual v is Δ.
 template <class Value, class Residual>
 inline void prepare_piece(const float* anchor, const Value* values, const Residual* residual, float decay, int length,
@@ -61,173 +71,211 @@ inline TileNorms total(const LaneNorms& norms) {
   return {sum, uint32_t(largest_lane(norms.delta)), uint32_t(largest_lane(norms.value))};
 }
 
-// First pass: v of the tile, zeros in gaps, and the bits of each block's largest |v|.
-template <class Residual>
-inline void prepare_tile(const EncodeJob& job, const Layout& layout, const Tile& tile, int size,
-                         const Residual* residual, float* v, uint32_t* largest) {
-  LaneNorms norms;
-  const float* anchor = job.anchor == nullptr ? nullptr : job.anchor + tile.start;
-  const auto prepare = [&](const Piece& piece, const auto* values) {
-    prepare_piece(anchor == nullptr ? nullptr : anchor + piece.offset, values,
-                  residual == nullptr ? nullptr : residual + piece.offset, job.decay, int(piece.length), size,
-                  v + piece.offset, largest + piece.offset / size, norms);
-  };
-  memset(largest, 0, sizeof(uint32_t) * kMaxBlocks);
-  if (job.bodies.count > 0) {
-    merge_tile(job.format, layout, job.bodies, tile, v, [&](int, int) {});
-    for_pieces(job.spans, tile, [&](const Piece& piece) { prepare(piece, v + piece.offset); });
-  } else {
-    with_dtype(job.spans.values_dtype, [&](auto* dtype) {
-      for_pieces(job.spans, tile, [&](const Piece& piece) {
-        prepare(piece, static_cast<decltype(dtype)>(job.spans.values[piece.span]) + piece.value);
-      });
-    });
-  }
-  clear_gaps(job.spans, tile, v, (tile.length + size - 1) / size * size);
-  job.tile_norms[tile.index] = total(norms);
+template <class Element>
+inline void fetch_ahead(const Element* from, int count) {
+  fetch<false>(from + kAhead, int(sizeof(Element)) * count);
 }
 
-// Elements of each block that lie in spans; no two spans share a block.
-inline void count_elements(const EncodeJob& job, const Tile& tile, int32_t* counts) {
-  memset(counts, 0, sizeof(int32_t) * kMaxBlocks);
-  const int64_t size = job.format.block_size;
-  for_pieces(job.spans, tile, [&](const Piece& piece) {
-    for (int64_t i = 0; i < piece.length; i += size) {
-      counts[(piece.offset + i) / size] = int32_t(smaller(size, piece.length - i));
-    }
-  });
+// First pass: v of a part, filled up with zeros to a whole block, and the bits of each block's largest |v|.
+template <class Value, class Residual>
+void prepare(const EncodeJob& job, const Part& part, int size, float* v, uint32_t* largest, LaneNorms& norms) {
+  const Value* values = static_cast<const Value*>(part.values);
+  const float* anchor = job.anchor == nullptr ? nullptr : job.anchor + part.place;
+  const Residual* residual = job.residual == nullptr ? nullptr : static_cast<const Residual*>(job.residual) + part.place;
+  if (job.bodies.count == 0) fetch_ahead(values, part.length);
+  if (anchor != nullptr) fetch_ahead(anchor, part.length);
+  if (residual != nullptr) fetch_ahead(residual, part.length);
+  prepare_piece(anchor, values, residual, job.decay, part.length, size, v, largest, norms);
+  const int whole = (part.length + size - 1) / size * size;
+  if (whole > part.length) memset(v + part.length, 0, sizeof(float) * (whole - part.length));
 }
 
-// The scales that blocks want.
+// The scales that a part's blocks want.
 template <class Code>
-inline void wanted_scales(const EncodeJob& job, const Tile& tile, const float* v, const uint32_t* largest, int blocks,
+inline void wanted_scales(const EncodeJob& job, const Part& part, const float* v, const uint32_t* largest, int blocks,
                           float* wanted) {
   const float max_scale = job.format.max_scale;
   if constexpr (Code::kAbsmax) {
     for (int i = 0; i < blocks; ++i) wanted[i] = smaller(from_bits(largest[i]) / float(Code::kTop), max_scale);
   } else {
     const int size = job.format.block_size;
-    int32_t sums[kMaxBlocks], counts[kMaxBlocks];
-    count_elements(job, tile, counts);
     for (int i = 0; i < blocks; ++i) {
-      sums[i] = largest[i] == 0 ? 0 : sum_of_square_steps(v + i * size, size, from_bits(largest[i]));
-    }
-    for (int i = 0; i < blocks; ++i) {
-      const float root = __builtin_sqrtf(float(sums[i]) / float(larger(counts[i], 1)));
+      const int32_t sum = largest[i] == 0 ? 0 : sum_of_square_steps(v + i * size, size, from_bits(largest[i]));
+      const float root = __builtin_sqrtf(float(sum) / float(smaller(size, part.length - i * size)));
       wanted[i] = smaller(root * float(0.4528 / 2047) * from_bits(largest[i]), max_scale);
     }
   }
 }
 
-constexpr int kBatch = 256;  // elements whose random words are made at once: whole blocks of any size
-
-// Random words of elements from `offset` of a tile on; those that only fill up the range's last block get zeros.
-inline void make_random(const EncodeJob& job, const Tile& tile, int64_t offset, uint32_t* words) {
-  const uint64_t first = uint64_t(job.start + tile.start + offset) / 4;
-  for (int i = 0; i < kBatch / 4; i += kCounters) philox(job.key, job.round, first + i, words + 4 * i);
-  for (int64_t i = larger(tile.length - offset, int64_t(0)); i < kBatch; ++i) words[i] = 0;
+// Random words of the elements from `place` on; those that only fill up the range's last block get zeros.
+inline void make_random(const EncodeJob& job, int64_t place, uint32_t* words) {
+  const uint64_t first = uint64_t(job.start + place) / 4;
+  for (int i = 0; i < kStretch / 4; i += kCounters) philox(job.key, job.round, first + i, words + 4 * i);
+  for (int64_t i = job.spans.numel - place; i < kStretch; ++i) words[i] = 0;
 }
 
-// Has the next tile's inputs brought near that lie where a block lies in this one, and the place of its residual.
-template <class Residual>
-inline void fetch_ahead(const EncodeJob& job, const char* values, int value_bytes, int64_t place, int size) {
-  const int64_t ahead = place + kTileElements;
-  if (values != nullptr) fetch<false>(values + kTileElements * value_bytes, value_bytes * size);
-  if (job.anchor != nullptr) fetch<false>(job.anchor + ahead, int(sizeof(float)) * size);
-  const int residual_bytes = int(sizeof(Residual)) * size;
-  if (job.residual != nullptr) fetch<false>(static_cast<const Residual*>(job.residual) + ahead, residual_bytes);
-  if (job.residual_out != nullptr) fetch<true>(static_cast<const Residual*>(job.residual_out) + ahead, residual_bytes);
-}
-
-// Codes of a piece's blocks, and what was not sent.
+// Second pass: codes of a part's blocks, and what was not sent.
 template <class Code, bool kStochastic, class Residual>
-inline void write_piece(const EncodeJob& job, const Tile& tile, const Piece& piece, const float* v, const float* scales) {
-  const int size = job.format.block_size, block_bytes = size * Code::kBits / 8;
-  const int value_bytes = job.spans.values_dtype == kFp32 ? 4 : 2;
-  const int64_t place = tile.start + piece.offset;
-  const char* values = nullptr;
-  if (job.bodies.count == 0) values = static_cast<const char*>(job.spans.values[piece.span]) + value_bytes * piece.value;
-  auto* residual = static_cast<Residual*>(job.residual_out);
-  if (residual != nullptr) residual += place;
-  uint8_t* codes = job.out + place * Code::kBits / 8;
-  const float* scale = scales + piece.offset / size;
-  alignas(64) uint32_t random[kBatch];
-  for (int i = 0; i < piece.length; i += size) {
-    const int offset = int(piece.offset) + i, in_batch = offset % kBatch;
-    if (kStochastic && (i == 0 || in_batch == 0)) make_random(job, tile, offset - in_batch, random);
-    fetch_ahead<Residual>(job, values == nullptr ? nullptr : values + value_bytes * i, value_bytes, place + i, size);
-    quantise_block<Code, kStochastic>(v + offset, *scale++, random + in_batch, size, int(piece.length) - i, codes,
-                                      residual == nullptr ? nullptr : residual + i);
-    codes += block_bytes;
+inline void write_codes(const EncodeJob& job, const Part& part, const float* v, const float* scales) {
+  const int size = job.format.block_size;
+  uint8_t* codes = job.out + part.place * Code::kBits / 8;
+  Residual* residual = job.residual_out == nullptr ? nullptr : static_cast<Residual*>(job.residual_out) + part.place;
+  const bool streamed = job.spans.numel >= kStreamedElements && residual != nullptr && uintptr_t(residual) % 64 == 0;
+  fetch<true>(codes + kAhead * Code::kBits / 8, kStretch * Code::kBits / 8);
+  alignas(64) uint32_t random[kStretch];
+  for (int i = 0; i < part.length; i += size) {
+    if (kStochastic && i % kStretch == 0) make_random(job, part.place + i, random);
+    const uint32_t* words = random + i % kStretch;
+    const int left = part.length - i;
+    if (streamed && left >= size) {
+      quantise_block<Code, kStochastic, true>(v + i, *scales++, words, size, left, codes, residual + i);
+    } else {
+      quantise_block<Code, kStochastic, false>(v + i, *scales++, words, size, left, codes,
+                                               residual == nullptr ? nullptr : residual + i);
+    }
+    codes += size * Code::kBits / 8;
   }
 }
 
-// Second pass: scales, codes and what was not sent.
-template <class Code, bool kStochastic, class Residual>
-inline void write_blocks(const EncodeJob& job, const Layout& layout, const Tile& tile, const float* v,
-                         const uint32_t* largest) {
-  const int size = job.format.block_size, block_bytes = size * Code::kBits / 8;
-  const int blocks = int((tile.length + size - 1) / size);
-  alignas(64) float scales[kMaxBlocks];
-  wanted_scales<Code>(job, tile, v, largest, blocks, scales);
-  write_scales<Code::kAbsmax>(job.format, layout, job.out, tile, blocks, scales);
-  read_scales(job.format, layout, job.out, tile, blocks, scales);
-  uint8_t* codes = job.out + tile.start * Code::kBits / 8;
-  for_gaps(job.spans, tile, blocks * size, [&](int64_t start, int64_t stop) {
-    const int64_t first = (start + size - 1) / size;
-    memset(codes + first * block_bytes, 0, (stop / size - first) * block_bytes);
-  });
-  for_pieces(job.spans, tile,
-             [&](const Piece& piece) { write_piece<Code, kStochastic, Residual>(job, tile, piece, v, scales); });
+template <class Element, class Residual>
+inline void write_cast(const EncodeJob& job, const Part& part, const float* v) {
+  Element* out = reinterpret_cast<Element*>(job.out) + part.place;
+  for (int i = 0; i < part.length; ++i) out[i] = cast_finite<Element>(v[i]);
+  if (job.residual_out == nullptr) return;
+  Residual* residual = static_cast<Residual*>(job.residual_out) + part.place;
+  for (int i = 0; i < part.length; ++i) residual[i] = cast_finite<Residual>(v[i] - to_fp32(out[i]));
 }
 
-template <class Element, class Residual>
-inline void write_cast(const EncodeJob& job, const Tile& tile, const float* v) {
-  Element* out = reinterpret_cast<Element*>(job.out) + tile.start;
-  for (int64_t i = 0; i < tile.length; ++i) out[i] = cast_finite<Element>(v[i]);
-  if (job.residual_out == nullptr) return;
-  Residual* residual = static_cast<Residual*>(job.residual_out) + tile.start;
+// What depends on a job's code and dtypes, chosen once.
+struct Steps {
+  void (*prepare)(const EncodeJob& job, const Part& part, int size, float* v, uint32_t* largest, LaneNorms& norms);
+  // Block formats:
+  void (*want)(const EncodeJob& job, const Part& part, const float* v, const uint32_t* largest, int blocks,
+               float* wanted);
+  void (*round)(const Format& format, const Layout& layout, uint8_t* body, const Tile& tile, int blocks,
+                const float* wanted);
+  void (*write)(const EncodeJob& job, const Part& part, const float* v, const float* scales);
+  // Casts:
+  void (*cast)(const EncodeJob& job, const Part& part, const float* v);
+};
+
+template <class Residual>
+inline void choose_code(const EncodeJob& job, Steps& steps) {
+  const auto blocks = [&](auto* code) {
+    using Code = std::remove_pointer_t<decltype(code)>;
+    steps.want = wanted_scales<Code>;
+    steps.round = write_scales<Code::kAbsmax>;
+    steps.write = job.stochastic ? write_codes<Code, true, Residual> : write_codes<Code, false, Residual>;
+  };
+  switch (job.format.code) {
+    case kInt8: return blocks(static_cast<Int8*>(nullptr));
+    case kInt4: return blocks(static_cast<Int4*>(nullptr));
+    case kE2M1: return blocks(static_cast<E2M1*>(nullptr));
+    case kE3M0: return blocks(static_cast<E3M0*>(nullptr));
+    case kBins2: return blocks(static_cast<Bins2*>(nullptr));
+    case kCastFp32: steps.cast = write_cast<float, Residual>; return;
+    case kCastBf16: steps.cast = write_cast<Bf16, Residual>; return;
+  }
+}
+
+inline Steps choose_steps(const EncodeJob& job) {
+  Steps steps = {};
+  with_residual_dtype(job.residual_dtype, [&](auto* residual) {
+    using Residual = std::remove_pointer_t<decltype(residual)>;
+    choose_code<Residual>(job, steps);
+    with_dtype(job.bodies.count > 0 ? int32_t(kFp32) : job.spans.values_dtype, [&](auto* value) {
+      steps.prepare = prepare<std::remove_pointer_t<decltype(value)>, Residual>;
+    });
+  });
+  return steps;
+}
+
+// Calls work(part) for the pieces of a tile, in parts of at most `longest` elements; `merged` holds the tile's Δ where
+// that comes from bodies.
+template <class Work>
+inline void for_parts(const EncodeJob& job, const Tile& tile, const float* merged, int longest, const Work& work) {
+  const int value_bytes = job.spans.values_dtype == kFp32 ? 4 : 2;
   for_pieces(job.spans, tile, [&](const Piece& piece) {
-    for (int64_t i = piece.offset; i < piece.offset + piece.length; ++i) {
-      residual[i] = cast_finite<Residual>(v[i] - to_fp32(out[i]));
+    for (int64_t i = 0; i < piece.length; i += longest) {
+      const void* values = merged + piece.offset + i;
+      if (job.bodies.count == 0) {
+        values = static_cast<const char*>(job.spans.values[piece.span]) + value_bytes * (piece.value + i);
+      }
+      work(Part{tile.start + piece.offset + i, int(smaller(int64_t(longest), piece.length - i)), values});
     }
   });
 }
 
-template <class Residual>
-inline void write_tile(const EncodeJob& job, const Layout& layout, const Tile& tile, const float* v,
-                       const uint32_t* largest) {
-  const auto write = [&](auto* code) {
-    using Code = std::remove_pointer_t<decltype(code)>;
-    if (job.stochastic) return write_blocks<Code, true, Residual>(job, layout, tile, v, largest);
-    return write_blocks<Code, false, Residual>(job, layout, tile, v, largest);
-  };
-  switch (job.format.code) {
-    case kInt8: return write(static_cast<Int8*>(nullptr));
-    case kInt4: return write(static_cast<Int4*>(nullptr));
-    case kE2M1: return write(static_cast<E2M1*>(nullptr));
-    case kE3M0: return write(static_cast<E3M0*>(nullptr));
-    case kBins2: return write(static_cast<Bins2*>(nullptr));
-    case kCastFp32: return write_cast<float, Residual>(job, tile, v);
-    case kCastBf16: return write_cast<Bf16, Residual>(job, tile, v);
-  }
+// Codes of gaps are zeros, and so are their scales, unless they were written with the tile's.
+inline void clear_gaps_of_body(const EncodeJob& job, const Layout& layout, const Tile& tile) {
+  const Format& format = job.format;
+  const int64_t size = larger(format.block_size, 1);
+  const int64_t unit = format.block_size > 0 ? code_bytes(format) : format.code == kCastFp32 ? 4 : 2;
+  const int scale_bytes = format.scale_kind == kScaleFp32 ? 4 : 2;
+  const int64_t blocks = (tile.length + size - 1) / size;
+  for_gaps(job.spans, tile, blocks * size, [&](int64_t start, int64_t stop) {
+    const int64_t first = (start + size - 1) / size, count = stop / size - first, place = tile.start / size + first;
+    if (count <= 0) return;
+    memset(job.out + place * unit, 0, count * unit);
+    if (format.block_size > 0 && format.scale_kind != kScaleE4M4) {
+      memset(job.out + layout.scales + place * scale_bytes, 0, count * scale_bytes);
+    }
+  });
 }
 
-inline void encode_tile(const EncodeJob& job, const Layout& layout, const Tile& tile) {
-  with_residual_dtype(job.residual_dtype, [&](auto* dtype) {
-    using Residual = std::remove_pointer_t<decltype(dtype)>;
-    alignas(64) float v[kTileElements];
-    uint32_t largest[kMaxBlocks];
-    const int size = job.format.block_size == 0 ? kCastBlock : job.format.block_size;
-    const Residual* residual = static_cast<const Residual*>(job.residual);
-    prepare_tile(job, layout, tile, size, residual == nullptr ? nullptr : residual + tile.start, v, largest);
-    write_tile<Residual>(job, layout, tile, v, largest);
+// Blocks whose scales are their own: stretch by stretch.
+inline void encode_stretches(const EncodeJob& job, const Layout& layout, const Steps& steps, const Tile& tile,
+                             const float* merged, LaneNorms& norms) {
+  const int size = job.format.block_size == 0 ? kStretch : job.format.block_size;
+  alignas(64) float v[kStretch], scales[kStretch / 32];
+  uint32_t largest[kStretch / 32];
+  for_parts(job, tile, merged, kStretch, [&](const Part& part) {
+    steps.prepare(job, part, size, v, largest, norms);
+    if (steps.cast != nullptr) return steps.cast(job, part, v);
+    const int blocks = (part.length + size - 1) / size;
+    const Tile here = {tile.index, part.place, part.length};
+    steps.want(job, part, v, largest, blocks, scales);
+    steps.round(job.format, layout, job.out, here, blocks, scales);
+    read_scales(job.format, layout, job.out, here, blocks, scales);
+    steps.write(job, part, v, scales);
+  });
+}
+
+// Blocks whose scales share the tile's base: all of them before any is written.
+inline void encode_group(const EncodeJob& job, const Layout& layout, const Steps& steps, const Tile& tile,
+                         const float* merged, LaneNorms& norms) {
+  const int size = job.format.block_size, blocks = int((tile.length + size - 1) / size);
+  alignas(64) float v[kTileElements], scales[kMaxBlocks] = {};
+  for_parts(job, tile, merged, kStretch, [&](const Part& part) {
+    const int64_t offset = part.place - tile.start;
+    uint32_t largest[kStretch / 32];
+    steps.prepare(job, part, size, v + offset, largest, norms);
+    steps.want(job, part, v + offset, largest, (part.length + size - 1) / size, scales + offset / size);
+  });
+  steps.round(job.format, layout, job.out, tile, blocks, scales);
+  read_scales(job.format, layout, job.out, tile, blocks, scales);
+  for_parts(job, tile, merged, kStretch, [&](const Part& part) {
+    const int64_t offset = part.place - tile.start;
+    steps.write(job, part, v + offset, scales + offset / size);
   });
 }
 
 void encode(EncodeJob& job, int threads) {
   const Layout layout(job.format, job.spans.numel);
-  for_tiles(job.spans.numel, threads, [&](const Tile& tile) { encode_tile(job, layout, tile); });
+  const Steps steps = choose_steps(job);
+  const bool grouped = job.format.block_size > 0 && job.format.scale_kind == kScaleE4M4;
+  for_tiles(job.spans.numel, threads, [&](const Tile& tile) {
+    alignas(64) float merged[kTileElements];
+    LaneNorms norms;
+    if (job.bodies.count > 0) merge_tile(job.format, layout, job.bodies, tile, merged, [&](int, int) {});
+    if (grouped) {
+      encode_group(job, layout, steps, tile, merged, norms);
+    } else {
+      encode_stretches(job, layout, steps, tile, merged, norms);
+    }
+    clear_gaps_of_body(job, layout, tile);
+    job.tile_norms[tile.index] = total(norms);
+  });
   job.norms = {0, 0, 0};
   for (int64_t i = 0; i < tiles_of(job.spans.numel); ++i) {
     const TileNorms& tile = job.tile_norms[i];

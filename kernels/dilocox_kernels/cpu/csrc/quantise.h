@@ -4,8 +4,11 @@
 //   nearest(ratio)         the magnitude that is nearest, ties to the even index
 //   bracket(ratio, gap)    the magnitude at or below the ratio; `gap` is how far the next one is
 //   field(rounded)         the bits of a signed magnitude
-// for ratios in [0, kTop]. A gap above kTop does no harm: what it leads to is cut back to kTop.
+// for ratios in [0, kTop]. A gap above kTop does no harm: what it leads to is cut back to kTop. Integers are rounded to
+// nearest with their signs, which takes fewer steps.
 #pragma once
+
+#include <type_traits>
 
 #include "library.h"
 #include "simd.h"
@@ -17,8 +20,6 @@ struct Integer {
   static constexpr int kBits = kBits_;
   static constexpr float kTop = kTop_;
   static constexpr bool kAbsmax = true;
-
-  static F nearest(F ratio) { return round_half_even(ratio); }
 
   static F bracket(F ratio, F& gap) {
     gap = everywhere(1);
@@ -98,9 +99,9 @@ struct Bins2 {
   }
 };
 
-// What v becomes at a scale, as a multiple of the scale. `random` points to a word an element, or to nothing.
+// The same for codes whose magnitude is rounded and takes the sign of v.
 template <class Code, bool kStochastic>
-inline F round_to_code(F v, F scale, const uint32_t* random) {
+inline F round_magnitude(F v, F scale, const uint32_t* random) {
   const F ratio = magnitude(v) / scale;
   F uniform = {};
   if constexpr (kStochastic) uniform = __builtin_convertvector((I)(load_as<U>(random) >> 8), F) * 0x1p-24f;
@@ -119,6 +120,23 @@ inline F round_to_code(F v, F scale, const uint32_t* random) {
   }
 }
 
+template <class Code>
+constexpr bool kIsInteger = std::is_same_v<Code, Int8> || std::is_same_v<Code, Int4>;
+
+// What v becomes at a scale, as a multiple of the scale. `random` points to a word an element, or to nothing.
+template <class Code, bool kStochastic>
+inline F round_to_code(F v, F scale, const uint32_t* random, U& field) {
+  if constexpr (kIsInteger<Code> && !kStochastic) {
+    const F top = everywhere(Code::kTop);
+    const F shifted = smaller(larger(v / scale, -top), top) + kRoundingMagic;
+    field = (U)shifted & ((1u << Code::kBits) - 1);
+    return shifted - kRoundingMagic;
+  } else {
+    const F rounded = round_magnitude<Code, kStochastic>(v, scale, random);
+    field = Code::field(rounded);
+    return rounded;
+  }
+}
 // Sixteen fields → 2 · kBits bytes, the first field in the lowest bits.
 template <int kBits>
 inline void pack(const U* fields, uint8_t* out) {
@@ -147,8 +165,9 @@ inline int32_t sum_of_square_steps(const float* __restrict v, int size, float la
 }
 
 // Encodes a block of `size` elements at its scale, and keeps what was not sent of the first `count`. A scale of zero
-// gives codes of zero, and all is kept. `residual` may be null.
-template <class Code, bool kStochastic, class Residual>
+// gives codes of zero, and all is kept. `residual` may be null; kStreamed writes it past the caches, for whole blocks at
+// aligned places.
+template <class Code, bool kStochastic, bool kStreamed, class Residual>
 inline void quantise_block(const float* v, float scale, const uint32_t* random, int size, int count, uint8_t* out,
                            Residual* residual) {
   if (scale == 0) {
@@ -161,10 +180,14 @@ inline void quantise_block(const float* v, float scale, const uint32_t* random, 
 #pragma GCC unroll 4
     for (int part = 0; part < kParts; ++part) {
       const int at = i + part * kLanes;
-      const F value = load(v + at);
-      const F rounded = round_to_code<Code, kStochastic>(value, everywhere(scale), random + at);
-      fields[part] = Code::field(rounded);
-      if (residual != nullptr) store_finite(residual + at, value - rounded * scale, count - at);
+      F value = load(v + at);
+      if constexpr (kIsInteger<Code> && !kStochastic) value += 0.0f;  // their zero has no sign: −0 − 0 would keep it
+      const F rounded = round_to_code<Code, kStochastic>(value, everywhere(scale), random + at, fields[part]);
+      if constexpr (kStreamed) {
+        stream_finite(residual + at, value - rounded * scale);
+      } else if (residual != nullptr) {
+        store_finite(residual + at, value - rounded * scale, count - at);
+      }
     }
     pack<Code::kBits>(fields, out + i * Code::kBits / 8);
   }

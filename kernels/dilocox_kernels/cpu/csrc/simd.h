@@ -131,9 +131,9 @@ inline void store_finite(float* to, F value) { store_as(to, value); }
 
 // To nearest even; what is too large becomes the largest finite value.
 inline void store_finite(Bf16* to, F value) {
-  const U bits = (U)smaller(magnitude(value), everywhere(kBf16Max));
-  const U rounded = bits + 0x7FFF + ((bits >> 16) & 1);
-  store_as(to, narrow((rounded | ((U)value & ~kAbsMask)) >> 16));
+  const F largest = everywhere(kBf16Max);
+  const U bits = (U)smaller(larger(value, -largest), largest);
+  store_as(to, narrow((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16));
 }
 
 template <class Element>
@@ -143,6 +143,33 @@ inline void store_finite(Element* to, F value, int count) {
   Element some[kLanes];
   store_finite(some, value);
   memcpy(to, some, sizeof(Element) * count);
+}
+
+// The same past the caches, to a place aligned to the vector: a line that is written whole need not be read first.
+template <class Element>
+inline void stream_finite(Element* to, F value) {
+  alignas(64) Element some[kLanes];
+  store_finite(some, value);
+#if defined(__x86_64__)
+  constexpr int bytes = sizeof some;
+#if defined(__AVX512F__)
+  if constexpr (bytes == 64) return _mm512_stream_si512(reinterpret_cast<__m512i*>(to), load_as<__m512i>(some));
+#endif
+#if defined(__AVX2__)
+  if constexpr (bytes == 32) return _mm256_stream_si256(reinterpret_cast<__m256i*>(to), load_as<__m256i>(some));
+#endif
+  if constexpr (bytes == 16) return _mm_stream_si128(reinterpret_cast<__m128i*>(to), load_as<__m128i>(some));
+  if constexpr (bytes == 8) return _mm_stream_si64(reinterpret_cast<long long*>(to), load_as<long long>(some));
+#else
+  memcpy(to, some, sizeof some);
+#endif
+}
+
+// Orders what was written past the caches before whatever this thread does next, such as to say that it is done.
+inline void finish_streams() {
+#if defined(__x86_64__)
+  _mm_sfence();
+#endif
 }
 
 inline int32_t largest_lane(I vector) {

@@ -5,6 +5,7 @@
 
 #include "floats.h"
 #include "library.h"
+#include "simd.h"
 
 namespace {
 
@@ -31,14 +32,16 @@ inline void for_tiles(int64_t numel, int threads, const Work& work) {
   if (threads == 1 || tiles == 1) {
     const FloatMode mode;
     for (int64_t i = 0; i < tiles; ++i) work(tile_at(i, numel));
+    finish_streams();
     return;
   }
   const int64_t run = larger(int64_t(1), smaller(int64_t(32), tiles / (8 * threads)));
 #pragma omp parallel num_threads(int(smaller(int64_t(threads), tiles)))
   {
     const FloatMode mode;
-#pragma omp for schedule(dynamic, run)
+#pragma omp for schedule(dynamic, run) nowait
     for (int64_t i = 0; i < tiles; ++i) work(tile_at(i, numel));
+    finish_streams();
   }
 }
 
