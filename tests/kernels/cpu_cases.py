@@ -24,7 +24,7 @@ REFERENCE = Kernels(ReferenceBackend())
 SENTINEL = 7.25
 """What buffers hold where nothing may be written."""
 GUARD = 67
-"""Elements before and after each buffer; odd, so that buffers start at no round address."""
+"""Elements before and after each buffer, unless a case says otherwise; odd: buffers start at no round address."""
 
 
 def on_level(level: str) -> Kernels:
@@ -48,6 +48,7 @@ class Case:
     local_weight: float = 0.0
     magnitude: float = 1e-3
     seed: int = 0
+    guard: int = GUARD
 
 
 class Outcome(NamedTuple):
@@ -108,7 +109,8 @@ class Buffers:
         buffers = {name: whole.view(torch.uint8).numpy().tobytes() for name, whole in self.held.items()}
         return Outcome(buffers, norms, checksum)
 
-    def _hold(self, name: str, tensor: Tensor, guard: int = GUARD) -> Tensor:
+    def _hold(self, name: str, tensor: Tensor, guard: int | None = None) -> Tensor:
+        guard = self.case.guard if guard is None else guard
         whole = torch.full((guard + tensor.numel() + guard,), SENTINEL).to(tensor.dtype)
         whole[guard : guard + tensor.numel()] = tensor
         self.held[name] = whole

@@ -85,6 +85,22 @@ def test_one_thread_equals_two(level: str, fmt: Format, operation: str) -> None:
         assert run(kernels, case, operation) == two
 
 
+@each_level
+@pytest.mark.parametrize("rounding", [None, RANDOM])
+@pytest.mark.parametrize("residual", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("code", ALL_CODES)
+def test_large_aligned_ranges_whose_residuals_go_past_the_caches(
+    level: str, code: str, residual: torch.dtype, rounding: Stochastic | None
+) -> None:
+    numel = (1 << 20) + GROUP_ELEMENTS + 33
+    spans = Spans(numel, ((0, 500_000), (500_032, 500_100), (512_000, numel)))
+    case = Case(BlockFormat(code, 32, "fp16"), spans, torch.bfloat16, residual, rounding=rounding, guard=64)
+    kept = Buffers(case).kept
+    assert kept is not None
+    assert kept.data_ptr() % 64 == 0
+    check_equal(case, on_level(level), ("encode",))
+
+
 def test_levels_agree_in_the_sum_of_squares_too() -> None:
     case = Case(BlockFormat("int4", 64, "fp16"), Spans.whole(50_001), torch.float32)
     assert len({run(on_level(level), case, "encode").norms for level in CpuBackend.levels()}) == 1

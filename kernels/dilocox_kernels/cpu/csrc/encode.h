@@ -17,8 +17,8 @@
 
 namespace {
 
-constexpr int kStretch = 256;  // elements: whole blocks of any size, and a batch of random words
-constexpr int kAhead = 4 * kStretch;  // how far ahead memory is fetched
+constexpr int kStretch = 512;  // elements: a whole number of the largest blocks
+constexpr int kAhead = 2 * kStretch;  // how far ahead memory is fetched
 constexpr int64_t kStreamedElements = 1 << 20;  // ranges of so many elements would not stay in the caches
 
 // What is encoded in one go: a part of a piece, from a block's start on.
@@ -35,23 +35,35 @@ struct LaneNorms {
   I value = {};
 };
 
-// v of a part, in blocks of `size`, and its norms; `largest` takes the bits of each block's largest |v|.
-// Without an anchor Δ is the value, without a residual v is Δ.
-template <class Value, class Residual>
-inline void prepare_piece(const float* anchor, const Value* values, const Residual* residual, float decay, int length,
-                          int size, float* v, uint32_t* largest, LaneNorms& norms) {
+template <class Element>
+inline void fetch_ahead(const Element* from, int count) {
+  fetch<false>(from + kAhead, int(sizeof(Element)) * count);
+}
+
+// Where a residual is not carried on.
+struct None {};
+inline F load(const None*) { return F{}; }
+
+// v of whole blocks, and its norms; `largest` takes the bits of each block's largest |v|. Without an anchor Δ is the
+// value, without a residual v is Δ.
+template <class Value, class Residual, bool kAnchored>
+inline void prepare_blocks(const float* anchor, const Value* values, const Residual* residual, float decay, int length,
+                           int size, float* v, uint32_t* largest, LaneNorms& norms) {
+  constexpr bool kCarried = !std::is_same_v<Residual, None>;
   LaneNorms lanes = norms;
   for (int block = 0; block < length; block += size) {
-    const int stop = smaller(block + size, length);
+    fetch_ahead(values + block, size);
+    if constexpr (kCarried) fetch_ahead(residual + block, size);
     I of_block = {};
-    for (int i = block; i < stop; i += kStep) {
+    for (int i = block; i < block + size; i += kStep) {
 #pragma GCC unroll 4
       for (int part = 0; part < kParts; ++part) {
-        const int at = i + part * kLanes, left = stop - at;
-        F delta = load(values + at, left);
-        if (anchor != nullptr) delta = load(anchor + at, left) - delta;
-        const F sent = residual == nullptr ? delta : decay * load(residual + at, left) + delta;
-        store_finite(v + at, sent, left);
+        const int at = i + part * kLanes;
+        F delta = load(values + at);
+        if constexpr (kAnchored) delta = load(anchor + at) - delta;
+        F sent = delta;
+        if constexpr (kCarried) sent = decay * load(residual + at) + delta;
+        store_as(v + at, sent);
         add_squares(delta, lanes.sums + 2 * part);
         lanes.delta = larger(lanes.delta, (I)magnitude(delta));
         of_block = larger(of_block, (I)magnitude(sent));
@@ -71,23 +83,25 @@ inline TileNorms total(const LaneNorms& norms) {
   return {sum, uint32_t(largest_lane(norms.delta)), uint32_t(largest_lane(norms.value))};
 }
 
-template <class Element>
-inline void fetch_ahead(const Element* from, int count) {
-  fetch<false>(from + kAhead, int(sizeof(Element)) * count);
-}
-
 // First pass: v of a part, filled up with zeros to a whole block, and the bits of each block's largest |v|.
-template <class Value, class Residual>
+template <class Value, class Residual, bool kAnchored>
 void prepare(const EncodeJob& job, const Part& part, int size, float* v, uint32_t* largest, LaneNorms& norms) {
-  const Value* values = static_cast<const Value*>(part.values);
-  const float* anchor = job.anchor == nullptr ? nullptr : job.anchor + part.place;
-  const Residual* residual = job.residual == nullptr ? nullptr : static_cast<const Residual*>(job.residual) + part.place;
-  if (job.bodies.count == 0) fetch_ahead(values, part.length);
-  if (anchor != nullptr) fetch_ahead(anchor, part.length);
-  if (residual != nullptr) fetch_ahead(residual, part.length);
-  prepare_piece(anchor, values, residual, job.decay, part.length, size, v, largest, norms);
-  const int whole = (part.length + size - 1) / size * size;
-  if (whole > part.length) memset(v + part.length, 0, sizeof(float) * (whole - part.length));
+  constexpr bool kCarried = !std::is_same_v<Residual, None>;
+  const auto* values = static_cast<const Value*>(part.values);
+  const float* anchor = kAnchored ? job.anchor + part.place : nullptr;
+  const Residual* residual = nullptr;
+  if constexpr (kCarried) residual = static_cast<const Residual*>(job.residual) + part.place;
+  const int rest = part.length % size, whole = part.length - rest;
+  prepare_blocks<Value, Residual, kAnchored>(anchor, values, residual, job.decay, whole, size, v, largest, norms);
+  if (rest == 0) return;
+  Value last_values[kStretch] = {};
+  float last_anchor[kStretch] = {};
+  Residual last_residual[kStretch] = {};
+  memcpy(last_values, values + whole, sizeof(Value) * rest);
+  if constexpr (kAnchored) memcpy(last_anchor, anchor + whole, sizeof(float) * rest);
+  if constexpr (kCarried) memcpy(last_residual, residual + whole, sizeof(Residual) * rest);
+  prepare_blocks<Value, Residual, kAnchored>(last_anchor, last_values, last_residual, job.decay, size, size, v + whole,
+                                             largest + whole / size, norms);
 }
 
 // The scales that a part's blocks want.
@@ -114,27 +128,43 @@ inline void make_random(const EncodeJob& job, int64_t place, uint32_t* words) {
   for (int64_t i = job.spans.numel - place; i < kStretch; ++i) words[i] = 0;
 }
 
-// Second pass: codes of a part's blocks, and what was not sent.
-template <class Code, bool kStochastic, class Residual>
-inline void write_codes(const EncodeJob& job, const Part& part, const float* v, const float* scales) {
+// Second pass: codes of a part's blocks, and what was not sent; a last block of less than `size` elements has its
+// residuals put aside first.
+template <class Code, bool kStochastic, Keep kKeep, class Residual>
+inline void write_blocks(const EncodeJob& job, const Part& part, const float* v, const float* scales, uint8_t* codes,
+                         Residual* residual) {
   const int size = job.format.block_size;
-  uint8_t* codes = job.out + part.place * Code::kBits / 8;
-  Residual* residual = job.residual_out == nullptr ? nullptr : static_cast<Residual*>(job.residual_out) + part.place;
-  const bool streamed = job.spans.numel >= kStreamedElements && residual != nullptr && uintptr_t(residual) % 64 == 0;
-  fetch<true>(codes + kAhead * Code::kBits / 8, kStretch * Code::kBits / 8);
   alignas(64) uint32_t random[kStretch];
+  alignas(64) Residual last[kStretch];
   for (int i = 0; i < part.length; i += size) {
     if (kStochastic && i % kStretch == 0) make_random(job, part.place + i, random);
     const uint32_t* words = random + i % kStretch;
     const int left = part.length - i;
-    if (streamed && left >= size) {
-      quantise_block<Code, kStochastic, true>(v + i, *scales++, words, size, left, codes, residual + i);
+    uint8_t* out = codes + i * Code::kBits / 8;
+    if (job.anchor != nullptr) fetch_ahead(job.anchor + part.place + i, size);  // the first pass fetches the rest
+    if (kKeep == Keep::kNothing) {
+      quantise_block<Code, kStochastic, kKeep>(v + i, scales[i / size], words, size, out, residual);
+    } else if (left >= size) {
+      quantise_block<Code, kStochastic, kKeep>(v + i, scales[i / size], words, size, out, residual + i);
     } else {
-      quantise_block<Code, kStochastic, false>(v + i, *scales++, words, size, left, codes,
-                                               residual == nullptr ? nullptr : residual + i);
+      quantise_block<Code, kStochastic, Keep::kStored>(v + i, scales[i / size], words, size, out, last);
+      memcpy(residual + i, last, sizeof(Residual) * left);
     }
-    codes += size * Code::kBits / 8;
   }
+}
+
+template <class Code, bool kStochastic, class Residual>
+inline void write_codes(const EncodeJob& job, const Part& part, const float* v, const float* scales) {
+  uint8_t* codes = job.out + part.place * Code::kBits / 8;
+  fetch<true>(codes + kAhead * Code::kBits / 8, kStretch * Code::kBits / 8);
+  if (job.residual_out == nullptr) {
+    return write_blocks<Code, kStochastic, Keep::kNothing, Residual>(job, part, v, scales, codes, nullptr);
+  }
+  Residual* residual = static_cast<Residual*>(job.residual_out) + part.place;
+  if (job.spans.numel >= kStreamedElements && uintptr_t(residual) % 64 == 0) {
+    return write_blocks<Code, kStochastic, Keep::kStreamed>(job, part, v, scales, codes, residual);
+  }
+  write_blocks<Code, kStochastic, Keep::kStored>(job, part, v, scales, codes, residual);
 }
 
 template <class Element, class Residual>
@@ -184,7 +214,12 @@ inline Steps choose_steps(const EncodeJob& job) {
     using Residual = std::remove_pointer_t<decltype(residual)>;
     choose_code<Residual>(job, steps);
     with_dtype(job.bodies.count > 0 ? int32_t(kFp32) : job.spans.values_dtype, [&](auto* value) {
-      steps.prepare = prepare<std::remove_pointer_t<decltype(value)>, Residual>;
+      using Value = std::remove_pointer_t<decltype(value)>;
+      if (job.residual == nullptr) {
+        steps.prepare = job.anchor == nullptr ? prepare<Value, None, false> : prepare<Value, None, true>;
+      } else {
+        steps.prepare = job.anchor == nullptr ? prepare<Value, Residual, false> : prepare<Value, Residual, true>;
+      }
     });
   });
   return steps;

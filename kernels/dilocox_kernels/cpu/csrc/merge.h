@@ -13,7 +13,6 @@
 namespace {
 
 constexpr int kMaxBodies = 32;
-constexpr int kChunkVectors = kChunk / kLanes;
 
 // What the fields of a code mean: magnitude = integer · kUnit, exactly. A field is an index into the table; of bins the
 // two bits above a field do not matter, as its entries are repeated.

@@ -31,9 +31,9 @@ inline void philox(uint64_t key, uint32_t round, uint64_t first, uint32_t* words
       L* c = counter[group];
       const L product0 = multiply_low_halves(c[0], L{} + 0xD2511F53u);
       const L product1 = multiply_low_halves(c[2], L{} + 0xCD9E8D57u);
-      c[0] = (product1 >> 32) ^ c[1] ^ key0;
+      c[0] = exclusive_or(product1 >> 32, c[1], key0);
       c[1] = product1;
-      c[2] = (product0 >> 32) ^ c[3] ^ key1;
+      c[2] = exclusive_or(product0 >> 32, c[3], key1);
       c[3] = product0;
     }
     key0 += 0x9E3779B9u;

@@ -1,14 +1,11 @@
 // Codes: the magnitude that a ratio |v| / scale is rounded to, and its bits.
 //
-// A code has kBits, kTop (the largest magnitude), kAbsmax (the scale puts the largest |v| of a block on it), and
-//   nearest(ratio)         the magnitude that is nearest, ties to the even index
-//   bracket(ratio, gap)    the magnitude at or below the ratio; `gap` is how far the next one is
-//   field(rounded)         the bits of a signed magnitude
-// for ratios in [0, kTop]. A gap above kTop does no harm: what it leads to is cut back to kTop. Integers are rounded to
-// nearest with their signs, which takes fewer steps.
+// A code has kBits, kTop (the largest magnitude) and kAbsmax (the scale puts the largest |v| of a block on it).
+// Those of signs and magnitudes have
+//   nearest(ratio, index)        the magnitude that is nearest, ties to the even index
+//   bracket(ratio, gap, index)   the magnitude at or below the ratio; `gap` is how far the next one is
+// for ratios in [0, kTop], both with the index of what they return. Integers are rounded with their signs.
 #pragma once
-
-#include <type_traits>
 
 #include "library.h"
 #include "simd.h"
@@ -20,15 +17,6 @@ struct Integer {
   static constexpr int kBits = kBits_;
   static constexpr float kTop = kTop_;
   static constexpr bool kAbsmax = true;
-
-  static F bracket(F ratio, F& gap) {
-    gap = everywhere(1);
-    const F near = round_half_even(ratio);
-    return near > ratio ? near - 1 : near;
-  }
-
-  // The low bits of a number after the rounding magic are those of its two's complement.
-  static U field(F rounded) { return (U)(rounded + kRoundingMagic) & ((1u << kBits) - 1); }
 };
 
 using Int8 = Integer<8, 127>;
@@ -40,26 +28,25 @@ struct E2M1 {
   static constexpr float kTop = 6;
   static constexpr bool kAbsmax = true;
 
-  static F step(F ratio) {  // half the power of two at or below the ratio, and at least a half
-    return (F)((U)larger(ratio, everywhere(1)) & kInfinityBits) * 0.5f;
+  // The power of two at or below the ratio, and at least 1: steps are half as long.
+  static F power(F ratio) { return (F)((U)larger(ratio, everywhere(1)) & kInfinityBits); }
+
+  // Of `steps` from zero, which may be the lowest bits of a larger number; a step is of half the power.
+  static U index(U steps, F power) { return (steps + ((U)power >> 22) - 254) & 7; }
+
+  static F nearest(F ratio, U& at) {
+    const F base = power(ratio), magic = base * (0.5f * kRoundingMagic);
+    const F shifted = ratio + magic;
+    at = index((U)shifted, base);
+    return shifted - magic;
   }
 
-  static F nearest(F ratio) {
-    const F magic = step(ratio) * kRoundingMagic;
-    return (ratio + magic) - magic;
-  }
-
-  static F bracket(F ratio, F& gap) {
-    gap = step(ratio);
-    const F from_one_on = (F)((U)ratio & 0xFFC00000);
-    return ratio >= 1.0f ? from_one_on : ratio >= 0.5f ? everywhere(0.5f) : F{};
-  }
-
-  static U field(F rounded) {
-    const F size = magnitude(rounded);
-    const I from_one_on = ((I)size >> 22) - 252;  // 1 → 2, 1.5 → 3, 2 → 4 …
-    const I below_one = size == 0.5f ? I{} + 1 : I{};
-    return (U)(size < 1.0f ? below_one : from_one_on) | ((U)rounded >> 28 & 8);
+  static F bracket(F ratio, F& gap, U& at) {
+    const F base = power(ratio), per_step = (F)(0x7F800000 - (U)base);
+    gap = base * 0.5f;
+    const F steps = round_down(ratio * per_step);
+    at = index((U)(steps + kRoundingMagic), base);
+    return steps * gap;
   }
 };
 
@@ -69,22 +56,22 @@ struct E3M0 {
   static constexpr float kTop = 16;
   static constexpr bool kAbsmax = true;
 
+  static U index(F magnitude) { return (U)larger(((I)magnitude >> 23) - 124, I{}); }
+
   // To an even exponent where it lies in the middle: index and exponent are even together.
-  static F nearest(F ratio) {
+  static F nearest(F ratio, U& at) {
     const U bits = (U)ratio;
     const F rounded = (F)((bits + 0x3FFFFF + ((bits >> 23) & 1)) & kInfinityBits);
-    return ratio <= 0.125f ? F{} : larger(rounded, everywhere(0.25f));
+    const F nearest = ratio <= 0.125f ? F{} : larger(rounded, everywhere(0.25f));
+    at = index(nearest);
+    return nearest;
   }
 
-  static F bracket(F ratio, F& gap) {
+  static F bracket(F ratio, F& gap, U& at) {
     const F power = (F)((U)ratio & kInfinityBits);
     gap = larger(power, everywhere(0.25f));
+    at = index(power);
     return ratio < 0.25f ? F{} : power;
-  }
-
-  static U field(F rounded) {
-    const I index = ((I)magnitude(rounded) >> 23) - 124;
-    return (U)larger(index, I{}) | ((U)rounded >> 28 & 8);
   }
 };
 
@@ -93,55 +80,83 @@ struct Bins2 {
   static constexpr int kBits = 2;
   static constexpr float kTop = 3.34375f;
   static constexpr bool kAbsmax = false;
-
-  static U field(F rounded) {
-    return (U)(magnitude(rounded) > 1.0f ? I{} + 1 : I{}) | ((U)rounded >> 30 & 2);
-  }
 };
 
-// The same for codes whose magnitude is rounded and takes the sign of v.
-template <class Code, bool kStochastic>
-inline F round_magnitude(F v, F scale, const uint32_t* random) {
-  const F ratio = magnitude(v) / scale;
-  F uniform = {};
-  if constexpr (kStochastic) uniform = __builtin_convertvector((I)(load_as<U>(random) >> 8), F) * 0x1p-24f;
-  if constexpr (Code::kAbsmax) {
-    const F inside = smaller(ratio, everywhere(Code::kTop));
-    if constexpr (!kStochastic) return with_sign_of(Code::nearest(inside), v);
-    F gap;
-    const F below = Code::bracket(inside, gap);
-    const F rounded = uniform * gap < inside - below ? below + gap : below;
-    return with_sign_of(smaller(rounded, everywhere(Code::kTop)), v);
-  } else {
-    if constexpr (!kStochastic) return with_sign_of(ratio > 2.171875f ? everywhere(Code::kTop) : everywhere(1), v);
-    const F outer = with_sign_of(uniform * 2.34375f < ratio - 1 ? everywhere(Code::kTop) : everywhere(1), v);
-    const F inner = uniform * 2 < with_sign_of(ratio, v) + 1 ? everywhere(1) : everywhere(-1);
-    return ratio < 1.0f ? inner : outer;
-  }
+// Up with the probability that keeps the mean.
+inline F round_up_or_down(F ratio, F below, F gap, F uniform, I& up) {
+  up = uniform * gap < ratio - below;
+  return up ? below + gap : below;
 }
+
+// What v becomes at a scale, as a multiple of the scale; `uniform` in [0, 1) is used by stochastic rounding only.
+template <bool kStochastic, int kBits, int kTop>
+inline F round_to(Integer<kBits, kTop>, F v, F scale, F uniform, U& field) {
+  const F top = everywhere(float(kTop));
+  F rounded;
+  if constexpr (kStochastic) {
+    const F ratio = smaller(magnitude(v) / scale, top);
+    I up;
+    rounded = with_sign_of(round_up_or_down(ratio, round_down(ratio), everywhere(1), uniform, up), v);
+  } else {
+    rounded = smaller(larger(v / scale, -top), top);
+  }
+  const F shifted = rounded + kRoundingMagic;  // its low bits are those of the two's complement
+  field = (U)shifted & ((1u << kBits) - 1);
+  return kStochastic ? rounded : shifted - kRoundingMagic;
+}
+
+template <bool kStochastic, class Code>
+inline F round_to(Code, F v, F scale, F uniform, U& field) {
+  const F ratio = smaller(magnitude(v) / scale, everywhere(Code::kTop));
+  F rounded;
+  if constexpr (kStochastic) {
+    F gap;
+    I up;
+    const F below = Code::bracket(ratio, gap, field);
+    rounded = round_up_or_down(ratio, below, gap, uniform, up);
+    field -= (U)up;
+  } else {
+    rounded = Code::nearest(ratio, field);
+  }
+  field |= (U)v >> 28 & 8;
+  return with_sign_of(rounded, v);
+}
+
+template <bool kStochastic>
+inline F round_to(Bins2, F v, F scale, F uniform, U& field) {
+  const F ratio = magnitude(v) / scale;
+  F rounded;
+  if constexpr (kStochastic) {
+    const F outer = with_sign_of(uniform * 2.34375f < ratio - 1 ? everywhere(Bins2::kTop) : everywhere(1), v);
+    const F inner = uniform * 2 < with_sign_of(ratio, v) + 1 ? everywhere(1) : everywhere(-1);
+    rounded = ratio < 1.0f ? inner : outer;
+  } else {
+    rounded = with_sign_of(ratio > 2.171875f ? everywhere(Bins2::kTop) : everywhere(1), v);
+  }
+  field = (U)(magnitude(rounded) > 1.0f ? I{} + 1 : I{}) | ((U)rounded >> 30 & 2);
+  return rounded;
+}
+
+// Of random words.
+inline F uniform(const uint32_t* words) { return __builtin_convertvector((I)(load_as<U>(words) >> 8), F) * 0x1p-24f; }
 
 template <class Code>
-constexpr bool kIsInteger = std::is_same_v<Code, Int8> || std::is_same_v<Code, Int4>;
+constexpr bool kSignedZero = true;  // a zero keeps the sign of what it was rounded from
 
-// What v becomes at a scale, as a multiple of the scale. `random` points to a word an element, or to nothing.
-template <class Code, bool kStochastic>
-inline F round_to_code(F v, F scale, const uint32_t* random, U& field) {
-  if constexpr (kIsInteger<Code> && !kStochastic) {
-    const F top = everywhere(Code::kTop);
-    const F shifted = smaller(larger(v / scale, -top), top) + kRoundingMagic;
-    field = (U)shifted & ((1u << Code::kBits) - 1);
-    return shifted - kRoundingMagic;
-  } else {
-    const F rounded = round_magnitude<Code, kStochastic>(v, scale, random);
-    field = Code::field(rounded);
-    return rounded;
-  }
-}
+template <int kBits, int kTop>
+constexpr bool kSignedZero<Integer<kBits, kTop>> = false;
+
 // Sixteen fields → 2 · kBits bytes, the first field in the lowest bits.
 template <int kBits>
 inline void pack(const U* fields, uint8_t* out) {
   typedef uint16_t Pairs __attribute__((vector_size(16)));
   typedef uint32_t Fours __attribute__((vector_size(16)));
+#if defined(__AVX512F__)
+  if constexpr (kBits == 4) {
+    const L pairs = (L)fields[0] | (L)fields[0] >> 28;
+    return _mm_storel_epi64(reinterpret_cast<__m128i*>(out), _mm512_cvtepi64_epi8((__m512i)pairs));
+  }
+#endif
   Bytes bytes = narrow_to_bytes(fields);
   if constexpr (kBits == 4) {
     bytes |= (Bytes)((Pairs)bytes >> 4);
@@ -164,32 +179,40 @@ inline int32_t sum_of_square_steps(const float* __restrict v, int size, float la
   return sum;
 }
 
-// Encodes a block of `size` elements at its scale, and keeps what was not sent of the first `count`. A scale of zero
-// gives codes of zero, and all is kept. `residual` may be null; kStreamed writes it past the caches, for whole blocks at
-// aligned places.
-template <class Code, bool kStochastic, bool kStreamed, class Residual>
-inline void quantise_block(const float* v, float scale, const uint32_t* random, int size, int count, uint8_t* out,
+enum class Keep { kNothing, kStored, kStreamed };  // what becomes of what was not sent: past the caches or not
+
+// Encodes a block of `size` elements at its scale, and keeps what was not sent. A scale of zero gives codes of zero, and
+// all is kept.
+template <class Code, bool kStochastic, Keep kKeep, class Residual>
+inline void quantise_block(const float* v, float scale, const uint32_t* random, int size, uint8_t* out,
                            Residual* residual) {
+  constexpr bool kStreamed = kKeep == Keep::kStreamed;
   if (scale == 0) {
     memset(out, 0, size * Code::kBits / 8);
-    for (int i = 0; residual != nullptr && i < count; i += kLanes) store_finite(residual + i, load(v + i), count - i);
+    if constexpr (kKeep == Keep::kNothing) return;
+    for (int i = 0; i < size; i += kChunk) {
+      F all[kChunkVectors];
+      memcpy(all, v + i, sizeof all);
+      write_chunk<kStreamed>(residual + i, all);
+    }
     return;
   }
-  for (int i = 0; i < size; i += kStep) {
-    U fields[kParts];
-#pragma GCC unroll 4
-    for (int part = 0; part < kParts; ++part) {
+  for (int i = 0; i < size; i += kChunk) {
+    U fields[kChunkVectors];
+    F kept[kChunkVectors];
+#pragma GCC unroll 8
+    for (int part = 0; part < kChunkVectors; ++part) {
       const int at = i + part * kLanes;
       F value = load(v + at);
-      if constexpr (kIsInteger<Code> && !kStochastic) value += 0.0f;  // their zero has no sign: −0 − 0 would keep it
-      const F rounded = round_to_code<Code, kStochastic>(value, everywhere(scale), random + at, fields[part]);
-      if constexpr (kStreamed) {
-        stream_finite(residual + at, value - rounded * scale);
-      } else if (residual != nullptr) {
-        store_finite(residual + at, value - rounded * scale, count - at);
-      }
+      if constexpr (!kSignedZero<Code> && !kStochastic) value += 0.0f;  // −0 − 0 would keep the sign
+      const F random_part = kStochastic ? uniform(random + at) : F{};
+      kept[part] = value - round_to<kStochastic>(Code{}, value, everywhere(scale), random_part, fields[part]) * scale;
     }
-    pack<Code::kBits>(fields, out + i * Code::kBits / 8);
+    uint8_t* packed = out + i * Code::kBits / 8;
+    for (int part = 0; part < kChunkVectors; part += kParts) {
+      pack<Code::kBits>(fields + part, packed + part * kLanes * Code::kBits / 8);
+    }
+    if constexpr (kKeep != Keep::kNothing) write_chunk<kStreamed>(residual + i, kept);
   }
 }
 

@@ -35,6 +35,9 @@ typedef uint8_t Bytes __attribute__((vector_size(16)));
 constexpr int kStep = 16;
 constexpr int kParts = kStep / kLanes;
 
+constexpr int kChunk = 32;  // elements that an inner loop takes; divides every block size
+constexpr int kChunkVectors = kChunk / kLanes;
+
 template <class Vector>
 inline Vector load_as(const void* from) {
   Vector vector;
@@ -49,8 +52,28 @@ inline void store_as(void* to, Vector vector) {
 
 inline F everywhere(float value) { return F{} + value; }
 inline F magnitude(F value) { return (F)((U)value & kAbsMask); }
-inline F with_sign_of(F magnitude, F sign) { return (F)((U)magnitude | ((U)sign & ~kAbsMask)); }
+inline F with_sign_of(F magnitude, F sign) {
+#if defined(__AVX512F__)
+  return (F)_mm512_ternarylogic_epi32((__m512i)magnitude, (__m512i)sign, (__m512i)(U{} + kAbsMask), 0xE4);
+#else
+  return (F)((U)magnitude | ((U)sign & ~kAbsMask));
+#endif
+}
 inline F round_half_even(F value) { return (value + kRoundingMagic) - kRoundingMagic; }
+
+// The integer at or below a value in [0, 2^22].
+inline F round_down(F value) {
+#if defined(__AVX512F__)
+  return (F)_mm512_roundscale_ps((__m512)value, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+#elif defined(__AVX2__)
+  return (F)_mm256_floor_ps((__m256)value);
+#elif defined(__x86_64__)
+  const F near = round_half_even(value);
+  return near > value ? near - 1 : near;
+#else
+  return (F)vrndmq_f32((float32x4_t)value);
+#endif
+}
 
 // Of two numbers; what they give for NaN does not matter, as that is found out and refused.
 inline F smaller(F a, F b) {
@@ -106,63 +129,63 @@ inline F load(const Fp16* from) {
 #endif
 }
 
-// The first `count` of a vector's elements; zeros after them.
-template <class Element>
-inline F load(const Element* from, int count) {
-  if (count >= kLanes) return load(from);
-  if (count <= 0) return F{};
-  Element some[kLanes] = {};
-  memcpy(some, from, sizeof(Element) * count);
-  return load(some);
-}
-
-inline H narrow(U vector) {
+// The odd halves of two vectors' lanes, `low` first.
+inline U odd_halves(U low, U high) {
 #if defined(__AVX512F__)
-  return (H)_mm512_cvtepi32_epi16((__m512i)vector);
+  typedef uint16_t Halves __attribute__((vector_size(64)));
+  const Halves odd = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
+                      33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+  return (U)__builtin_shuffle((Halves)low, (Halves)high, odd);
 #elif defined(__AVX2__)
-  const __m256i packed = _mm256_packus_epi32((__m256i)vector, (__m256i)vector);  // halves stay where they are
-  return (H)_mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x08));
+  const __m256i mixed = _mm256_packus_epi32((__m256i)(low >> 16), (__m256i)(high >> 16));
+  return (U)_mm256_permute4x64_epi64(mixed, 0xD8);
+#elif defined(__x86_64__)
+  return (U)_mm_packs_epi32((__m128i)((I)low >> 16), (__m128i)((I)high >> 16));
 #else
-  return __builtin_convertvector(vector, H);
+  return (U)vuzp2q_u16((uint16x8_t)low, (uint16x8_t)high);
 #endif
 }
 
-inline void store_finite(float* to, F value) { store_as(to, value); }
-
-// To nearest even; what is too large becomes the largest finite value.
-inline void store_finite(Bf16* to, F value) {
+// A residual to bf16 in the upper half of each lane: to nearest even, what is too large becomes the largest finite value.
+inline U finite_bf16(F value) {
   const F largest = everywhere(kBf16Max);
   const U bits = (U)smaller(larger(value, -largest), largest);
-  store_as(to, narrow((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16));
+  return bits + 0x7FFF + ((bits >> 16) & 1);
 }
 
-template <class Element>
-inline void store_finite(Element* to, F value, int count) {
-  if (count >= kLanes) return store_finite(to, value);
-  if (count <= 0) return;
-  Element some[kLanes];
-  store_finite(some, value);
-  memcpy(to, some, sizeof(Element) * count);
-}
-
-// The same past the caches, to a place aligned to the vector: a line that is written whole need not be read first.
-template <class Element>
-inline void stream_finite(Element* to, F value) {
-  alignas(64) Element some[kLanes];
-  store_finite(some, value);
-#if defined(__x86_64__)
-  constexpr int bytes = sizeof some;
+// Past the caches, to a place aligned to the vector: a line that is written whole need not be read first.
+inline void stream(void* to, U vector) {
 #if defined(__AVX512F__)
-  if constexpr (bytes == 64) return _mm512_stream_si512(reinterpret_cast<__m512i*>(to), load_as<__m512i>(some));
-#endif
-#if defined(__AVX2__)
-  if constexpr (bytes == 32) return _mm256_stream_si256(reinterpret_cast<__m256i*>(to), load_as<__m256i>(some));
-#endif
-  if constexpr (bytes == 16) return _mm_stream_si128(reinterpret_cast<__m128i*>(to), load_as<__m128i>(some));
-  if constexpr (bytes == 8) return _mm_stream_si64(reinterpret_cast<long long*>(to), load_as<long long>(some));
+  _mm512_stream_si512(static_cast<__m512i*>(to), (__m512i)vector);
+#elif defined(__AVX2__)
+  _mm256_stream_si256(static_cast<__m256i*>(to), (__m256i)vector);
+#elif defined(__x86_64__)
+  _mm_stream_si128(static_cast<__m128i*>(to), (__m128i)vector);
 #else
-  memcpy(to, some, sizeof some);
+  store_as(to, vector);
 #endif
+}
+
+template <bool kStreamed>
+inline void write_vector(void* to, U vector) {
+  if constexpr (kStreamed) {
+    stream(to, vector);
+  } else {
+    store_as(to, vector);
+  }
+}
+
+// A chunk of residuals.
+template <bool kStreamed>
+inline void write_chunk(float* to, const F* values) {
+  for (int i = 0; i < kChunkVectors; ++i) write_vector<kStreamed>(to + i * kLanes, (U)values[i]);
+}
+
+template <bool kStreamed>
+inline void write_chunk(Bf16* to, const F* values) {
+  for (int i = 0; i < kChunkVectors; i += 2) {
+    write_vector<kStreamed>(to + i * kLanes, odd_halves(finite_bf16(values[i]), finite_bf16(values[i + 1])));
+  }
 }
 
 // Orders what was written past the caches before whatever this thread does next, such as to say that it is done.
@@ -199,6 +222,14 @@ inline void add_squares(F value, D* sums) {
 #endif
   sums[0] += low * low;
   sums[1] += high * high;
+}
+
+inline L exclusive_or(L a, L b, L c) {
+#if defined(__AVX512F__)
+  return (L)_mm512_ternarylogic_epi64((__m512i)a, (__m512i)b, (__m512i)c, 0x96);
+#else
+  return a ^ b ^ c;
+#endif
 }
 
 // The 64-bit products of the low halves of lanes.

@@ -9,8 +9,6 @@
 
 namespace {
 
-constexpr int kChunk = 32;  // elements that an inner loop takes; divides every block size
-
 struct Tile {
   int64_t index;
   int64_t start;  // in the range
