@@ -40,20 +40,21 @@ inline void fetch_ahead(const Element* from, int count) {
   fetch<false>(from + kAhead, int(sizeof(Element)) * count);
 }
 
-// Where a residual is not carried on.
-struct None {};
-inline F load(const None*) { return F{}; }
+struct None {};  // where a residual is not carried on
+
+template <class Residual>
+constexpr bool kCarried = !std::is_same_v<Residual, None>;
 
 // v of whole blocks, and its norms; `largest` takes the bits of each block's largest |v|. Without an anchor Δ is the
 // value, without a residual v is Δ.
 template <class Value, class Residual, bool kAnchored>
-inline void prepare_blocks(const float* anchor, const Value* values, const Residual* residual, float decay, int length,
-                           int size, float* v, uint32_t* largest, LaneNorms& norms) {
-  constexpr bool kCarried = !std::is_same_v<Residual, None>;
+inline void prepare_blocks(const EncodeJob& job, const float* anchor, const Value* values, const Residual* residual,
+                           int length, int size, float* v, uint32_t* largest, LaneNorms& norms) {
   LaneNorms lanes = norms;
   for (int block = 0; block < length; block += size) {
-    fetch_ahead(values + block, size);
-    if constexpr (kCarried) fetch_ahead(residual + block, size);
+    if (job.bodies.count == 0) fetch_ahead(values + block, size);  // else they are in the cache: the tile's merge
+    if constexpr (kAnchored) fetch_ahead(anchor + block, size);
+    if constexpr (kCarried<Residual>) fetch_ahead(residual + block, size);
     I of_block = {};
     for (int i = block; i < block + size; i += kStep) {
 #pragma GCC unroll 4
@@ -62,7 +63,7 @@ inline void prepare_blocks(const float* anchor, const Value* values, const Resid
         F delta = load(values + at);
         if constexpr (kAnchored) delta = load(anchor + at) - delta;
         F sent = delta;
-        if constexpr (kCarried) sent = decay * load(residual + at) + delta;
+        if constexpr (kCarried<Residual>) sent = job.decay * load(residual + at) + delta;
         store_as(v + at, sent);
         add_squares(delta, lanes.sums + 2 * part);
         lanes.delta = larger(lanes.delta, (I)magnitude(delta));
@@ -86,21 +87,20 @@ inline TileNorms total(const LaneNorms& norms) {
 // First pass: v of a part, filled up with zeros to a whole block, and the bits of each block's largest |v|.
 template <class Value, class Residual, bool kAnchored>
 void prepare(const EncodeJob& job, const Part& part, int size, float* v, uint32_t* largest, LaneNorms& norms) {
-  constexpr bool kCarried = !std::is_same_v<Residual, None>;
   const auto* values = static_cast<const Value*>(part.values);
   const float* anchor = kAnchored ? job.anchor + part.place : nullptr;
   const Residual* residual = nullptr;
-  if constexpr (kCarried) residual = static_cast<const Residual*>(job.residual) + part.place;
+  if constexpr (kCarried<Residual>) residual = static_cast<const Residual*>(job.residual) + part.place;
   const int rest = part.length % size, whole = part.length - rest;
-  prepare_blocks<Value, Residual, kAnchored>(anchor, values, residual, job.decay, whole, size, v, largest, norms);
+  prepare_blocks<Value, Residual, kAnchored>(job, anchor, values, residual, whole, size, v, largest, norms);
   if (rest == 0) return;
   Value last_values[kStretch] = {};
   float last_anchor[kStretch] = {};
   Residual last_residual[kStretch] = {};
   memcpy(last_values, values + whole, sizeof(Value) * rest);
   if constexpr (kAnchored) memcpy(last_anchor, anchor + whole, sizeof(float) * rest);
-  if constexpr (kCarried) memcpy(last_residual, residual + whole, sizeof(Residual) * rest);
-  prepare_blocks<Value, Residual, kAnchored>(last_anchor, last_values, last_residual, job.decay, size, size, v + whole,
+  if constexpr (kCarried<Residual>) memcpy(last_residual, residual + whole, sizeof(Residual) * rest);
+  prepare_blocks<Value, Residual, kAnchored>(job, last_anchor, last_values, last_residual, size, size, v + whole,
                                              largest + whole / size, norms);
 }
 
@@ -128,8 +128,8 @@ inline void make_random(const EncodeJob& job, int64_t place, uint32_t* words) {
   for (int64_t i = job.spans.numel - place; i < kStretch; ++i) words[i] = 0;
 }
 
-// Second pass: codes of a part's blocks, and what was not sent; a last block of less than `size` elements has its
-// residuals put aside first.
+// Second pass: codes of a part's blocks, and what was not sent. Blocks are written whole: what a last one of less than
+// `size` elements keeps is put aside first.
 template <class Code, bool kStochastic, Keep kKeep, class Residual>
 inline void write_blocks(const EncodeJob& job, const Part& part, const float* v, const float* scales, uint8_t* codes,
                          Residual* residual) {
@@ -141,15 +141,9 @@ inline void write_blocks(const EncodeJob& job, const Part& part, const float* v,
     const uint32_t* words = random + i % kStretch;
     const int left = part.length - i;
     uint8_t* out = codes + i * Code::kBits / 8;
-    if (job.anchor != nullptr) fetch_ahead(job.anchor + part.place + i, size);  // the first pass fetches the rest
-    if (kKeep == Keep::kNothing) {
-      quantise_block<Code, kStochastic, kKeep>(v + i, scales[i / size], words, size, out, residual);
-    } else if (left >= size) {
-      quantise_block<Code, kStochastic, kKeep>(v + i, scales[i / size], words, size, out, residual + i);
-    } else {
-      quantise_block<Code, kStochastic, Keep::kStored>(v + i, scales[i / size], words, size, out, last);
-      memcpy(residual + i, last, sizeof(Residual) * left);
-    }
+    Residual* kept = kKeep == Keep::kNothing || left < size ? last : residual + i;
+    quantise_block<Code, kStochastic, kKeep>(v + i, scales[i / size], words, size, out, kept);
+    if (kKeep != Keep::kNothing && left < size) memcpy(residual + i, last, sizeof(Residual) * left);
   }
 }
 

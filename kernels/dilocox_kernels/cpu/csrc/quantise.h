@@ -1,10 +1,12 @@
 // Codes: the magnitude that a ratio |v| / scale is rounded to, and its bits.
 //
-// A code has kBits, kTop (the largest magnitude) and kAbsmax (the scale puts the largest |v| of a block on it).
+// A code has kBits, kTop (the largest magnitude), kAbsmax (the scale puts the largest |v| of a block on it) and
+// kSignedZero (a zero keeps the sign of what it was rounded from).
 // Those of signs and magnitudes have
 //   nearest(ratio, index)        the magnitude that is nearest, ties to the even index
 //   bracket(ratio, gap, index)   the magnitude at or below the ratio; `gap` is how far the next one is
-// for ratios in [0, kTop], both with the index of what they return. Integers are rounded with their signs.
+// for ratios in [0, kTop], both with the index of what they return. Integers are rounded to nearest with
+// their signs.
 #pragma once
 
 #include "library.h"
@@ -17,6 +19,7 @@ struct Integer {
   static constexpr int kBits = kBits_;
   static constexpr float kTop = kTop_;
   static constexpr bool kAbsmax = true;
+  static constexpr bool kSignedZero = false;
 };
 
 using Int8 = Integer<8, 127>;
@@ -27,6 +30,7 @@ struct E2M1 {
   static constexpr int kBits = 4;
   static constexpr float kTop = 6;
   static constexpr bool kAbsmax = true;
+  static constexpr bool kSignedZero = true;
 
   // The power of two at or below the ratio, and at least 1: steps are half as long.
   static F power(F ratio) { return (F)((U)larger(ratio, everywhere(1)) & kInfinityBits); }
@@ -55,6 +59,7 @@ struct E3M0 {
   static constexpr int kBits = 4;
   static constexpr float kTop = 16;
   static constexpr bool kAbsmax = true;
+  static constexpr bool kSignedZero = true;
 
   static U index(F magnitude) { return (U)larger(((I)magnitude >> 23) - 124, I{}); }
 
@@ -80,6 +85,7 @@ struct Bins2 {
   static constexpr int kBits = 2;
   static constexpr float kTop = 3.34375f;
   static constexpr bool kAbsmax = false;
+  static constexpr bool kSignedZero = true;
 };
 
 // Up with the probability that keeps the mean.
@@ -140,12 +146,6 @@ inline F round_to(Bins2, F v, F scale, F uniform, U& field) {
 // Of random words.
 inline F uniform(const uint32_t* words) { return __builtin_convertvector((I)(load_as<U>(words) >> 8), F) * 0x1p-24f; }
 
-template <class Code>
-constexpr bool kSignedZero = true;  // a zero keeps the sign of what it was rounded from
-
-template <int kBits, int kTop>
-constexpr bool kSignedZero<Integer<kBits, kTop>> = false;
-
 // Sixteen fields → 2 · kBits bytes, the first field in the lowest bits.
 template <int kBits>
 inline void pack(const U* fields, uint8_t* out) {
@@ -204,7 +204,7 @@ inline void quantise_block(const float* v, float scale, const uint32_t* random, 
     for (int part = 0; part < kChunkVectors; ++part) {
       const int at = i + part * kLanes;
       F value = load(v + at);
-      if constexpr (!kSignedZero<Code> && !kStochastic) value += 0.0f;  // −0 − 0 would keep the sign
+      if constexpr (!Code::kSignedZero && !kStochastic) value += 0.0f;  // −0 − 0 would keep the sign
       const F random_part = kStochastic ? uniform(random + at) : F{};
       kept[part] = value - round_to<kStochastic>(Code{}, value, everywhere(scale), random_part, fields[part]) * scale;
     }
