@@ -141,12 +141,15 @@ class Decoder {
   Bytes table_;
 };
 
-// The scales of a tile's blocks, times the weight, of each body.
+// The scales of a tile's blocks, times the weight, of each body. Those of the next tile are fetched: with as many streams
+// as bodies, each read once a tile, no processor sees them coming.
 struct WeightedScales {
   WeightedScales(const Format& format, const Layout& layout, const Bodies& bodies, const Tile& tile, int blocks) {
     for (int64_t k = 0; k < bodies.count; ++k) {
       read_scales(format, layout, bodies.bodies[k], tile, blocks, scales[k]);
       for (int i = 0; i < blocks; ++i) scales[k][i] *= bodies.weights[k];
+      const int64_t next = tile.start / format.block_size + blocks;
+      fetch<false>(bodies.bodies[k] + layout.scales + scale_bytes(format) * next, scale_bytes(format) * blocks);
     }
   }
   alignas(64) float scales[kMaxBodies][kMaxBlocks];
@@ -161,6 +164,7 @@ inline void merge_blocks(const Format& format, const Layout& layout, const Bodie
   const WeightedScales weighted(format, layout, bodies, tile, blocks);
   const Decoder<kCode> decoder;
   constexpr int kLineElements = 64 * 8 / kBits;  // whose codes fill a line
+  constexpr int kAheadBytes = 256;               // of codes; a whole tile was slower with eight bodies
   const uint8_t* codes[kMaxBodies];
   for (int k = 0; k < islands; ++k) codes[k] = bodies.bodies[k] + tile.start * kBits / 8;
   for (int block = 0; block < blocks; ++block) {
@@ -168,7 +172,7 @@ inline void merge_blocks(const Format& format, const Layout& layout, const Bodie
     for (int i = block * size; i < (block + 1) * size; i += kChunk) {
       F chunk[kChunkVectors] = {};
       if (i % kLineElements == 0) {
-        for (int k = 0; k < islands; ++k) fetch<false>(codes[k] + (kTileElements + i) * kBits / 8, 64);
+        for (int k = 0; k < islands; ++k) fetch<false>(codes[k] + i * kBits / 8 + kAheadBytes, 64);
       }
       for (int k = 0; k < islands; ++k) decoder.add(codes[k] + i * kBits / 8, weighted.scales[k][block], chunk);
       for (int part = 0; part < kChunkVectors; ++part) store_as(sums + i + part * kLanes, chunk[part]);

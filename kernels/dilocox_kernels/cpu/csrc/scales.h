@@ -17,6 +17,10 @@ inline int64_t code_bytes(const Format& format) {  // of a block
   return format.block_size * bits / 8;
 }
 
+inline int scale_bytes(const Format& format) {  // of a block
+  return format.scale_kind == kScaleFp32 ? 4 : format.scale_kind == kScaleE4M4 ? 1 : 2;
+}
+
 // Where the parts of a body lie: codes, then bases (e4m4 only), then scales.
 struct Layout {
   Layout(const Format& format, int64_t numel) {
