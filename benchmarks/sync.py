@@ -1,9 +1,10 @@
 """A sync of the main job on the kernels of `dilocox_kernels`, next to the same sync on their plain-torch reference.
 
 Two islands run as `dilocox train` runs them, a process a rank, one thread a rank, with int4 codes over all-gather: the
-tiny model, and one of the same kind with 8 layers of 512 on single ranks, whose syncs are long enough that memory counts. Reference and
-kernels take turns, the order reversed every time, and the median over the repetitions counts. The time of a sync is
-that of the island that comes last: the encoding, the exchange, the vote, the outer step and the checks.
+tiny model, and one of the same kind with 8 layers of 512, whose syncs are long enough that memory counts, on single
+ranks. Reference and kernels take turns, the order reversed every time, and the median over the repetitions counts. The
+time of a sync is that of the island that comes last: the encoding, the exchange, the vote, the outer step and the
+checks.
 """
 
 import statistics
