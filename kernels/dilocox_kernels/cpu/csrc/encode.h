@@ -240,14 +240,13 @@ inline void clear_gaps_of_body(const EncodeJob& job, const Layout& layout, const
   const Format& format = job.format;
   const int64_t size = larger(format.block_size, 1);
   const int64_t unit = format.block_size > 0 ? code_bytes(format) : format.code == kCastFp32 ? 4 : 2;
-  const int scale_bytes = format.scale_kind == kScaleFp32 ? 4 : 2;
   const int64_t blocks = (tile.length + size - 1) / size;
   for_gaps(job.spans, tile, blocks * size, [&](int64_t start, int64_t stop) {
     const int64_t first = (start + size - 1) / size, count = stop / size - first, place = tile.start / size + first;
     if (count <= 0) return;
     memset(job.out + place * unit, 0, count * unit);
     if (format.block_size > 0 && format.scale_kind != kScaleE4M4) {
-      memset(job.out + layout.scales + place * scale_bytes, 0, count * scale_bytes);
+      memset(job.out + layout.scales + place * scale_bytes(format), 0, count * scale_bytes(format));
     }
   });
 }

@@ -141,15 +141,16 @@ class Decoder {
   Bytes table_;
 };
 
-// The scales of a tile's blocks, times the weight, of each body. Those of the next tile are fetched: with as many streams
-// as bodies, each read once a tile, no processor sees them coming.
+// The scales of a tile's blocks, times the weight, of each body. Those of the next tile are fetched: a stream a body, each
+// read once a tile, no processor sees coming.
 struct WeightedScales {
   WeightedScales(const Format& format, const Layout& layout, const Bodies& bodies, const Tile& tile, int blocks) {
+    const int width = scale_bytes(format);
+    const int64_t next = tile.start / format.block_size + blocks;
     for (int64_t k = 0; k < bodies.count; ++k) {
       read_scales(format, layout, bodies.bodies[k], tile, blocks, scales[k]);
       for (int i = 0; i < blocks; ++i) scales[k][i] *= bodies.weights[k];
-      const int64_t next = tile.start / format.block_size + blocks;
-      fetch<false>(bodies.bodies[k] + layout.scales + scale_bytes(format) * next, scale_bytes(format) * blocks);
+      fetch<false>(bodies.bodies[k] + layout.scales + width * next, width * blocks);
     }
   }
   alignas(64) float scales[kMaxBodies][kMaxBlocks];
