@@ -167,7 +167,8 @@ def test_a_bad_line_is_named(tmp_path: Path, line: bytes, message: str) -> None:
 @pytest.mark.parametrize("kind", ["gz", "zst"])
 def test_damaged_and_truncated_files_are_named(tmp_path: Path, kind: str) -> None:
     whole = _compressed(kind, b"".join(_line(os.urandom(200).hex()) for _ in range(200)))
-    for content in (whole[:-5], whole[: len(whole) // 2 - 9], whole + b"rubbish", b"no archive at all"):
+    inside = len(whole) // 4  # of the first member: cut between the two, the file would be whole
+    for content in (whole[:-5], whole[:inside], whole + b"rubbish", b"no archive at all"):
         _write(tmp_path, {f"part.jsonl.{kind}": content})
         with pytest.raises(DataError, match=rf"part\.jsonl\.{kind}, after line \d+: cannot be read \(.+\)"):
             _read(Source.jsonl, tmp_path)

@@ -82,8 +82,9 @@ def test_when_an_island_fails_the_others_stop_where_they_are_and_its_error_is_ra
 
 def test_an_interrupt_ends_the_process_though_islands_are_running() -> None:
     program = (
-        "import time\n"
+        "import signal, time\n"
         "from dilocox.launchers.inprocess import run_in_turns\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background job starts with it ignored
         "run_in_turns(2, 'lane', lambda island, group: (print('running', flush=True), time.sleep(600)))\n"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
